@@ -17,7 +17,7 @@ from search.planners.single_pass import SinglePass
 from search.prices import Prices
 from search.progress import Progress
 from search.protocol import Critic, Planner
-from search.recorded_world import Recording
+from search.recorded_tree import RecordedSource
 from search.sampling import Sampling
 
 
@@ -64,7 +64,7 @@ class RunSpec:
     planner: Planner = field(default_factory=SinglePass)
     critic: Critic | None = None
     program: Program | None = None
-    recorded: Recording | None = None
+    recorded: RecordedSource | None = None
     seed: int = 42
     sampling: Sampling = field(default_factory=Sampling)
     budget: Budget = field(default_factory=Budget)

@@ -14,7 +14,7 @@ from search.protocol import Planner
 from search.run_spec import RunSpec
 from search.setup import make_setup, warn_of_misuse
 from search.spec_loading import RunSettings, load_spec, shows
-from search.store.resume import open_record
+from search.store.resume import open_run_writer
 
 
 @shows(RunSettings)
@@ -41,7 +41,7 @@ def start(spec: RunSpec) -> Run:
     setup = make_setup(spec)
     warn_of_misuse(setup)
     listen, source = listener(setup.progress), iter(setup.problems)
-    scheduler, record = Scheduler(setup), open_record(setup)
+    scheduler, record = Scheduler(setup), open_run_writer(setup)
     try:
         journal = Journal(setup, record, listen, concurrency=setup.concurrency)
     except BaseException:

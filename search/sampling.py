@@ -56,7 +56,7 @@ class Sampling:
         return replace(self, temperature=temperature, top_p=self.top_p if agent.top_p is None else agent.top_p)
 
 
-class SampleRecord(NamedTuple):
+class SampleOrigin(NamedTuple):
     """The origin of a message: the policy's proposal and the sampling seed, which is None for recorded messages."""
 
     proposal: Proposal

@@ -49,7 +49,7 @@ from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
-from search.store.resume import RunRecord
+from search.store.resume import RunWriter
 from search.store.run_lock import RunLock
 from search.store.table_schema import FORMAT
 
@@ -134,7 +134,7 @@ def test_chain_of_ten_thousand_turns_is_stored_and_loaded(tmp_path: Path) -> Non
     reply = lambda request: [proposal] if hasattr(request, "n") else [0.5]  # noqa: E731
     plan = drive(MCTS(2, 1), world.model, reply, random.Random(0))
     config = {"mas": world.model.mas.to_dict()}
-    record = RunRecord(tmp_path / "a.db", config, {"planner": "mcts:2,1", "started": "x"}, None)
+    record = RunWriter(tmp_path / "a.db", config, {"planner": "mcts:2,1", "started": "x"}, None)
     problem = Problem("deep", "q", "1")
     record.save(problem, plan, {})
     back = record.load(problem)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from search.progress import Progress
     from search.results.outcomes import Outcome
     from search.run_spec import RunSpec
-    from search.service.telemetry import Watch
+    from search.service.telemetry import ProgressListener
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def measure(
     spec: RunSpec,
     seeds: Sequence[int] = (),
     look: Callable[[Row, Plan], None] = lambda row, plan: None,
-    watch: Watch = lambda run, seed, progress: None,
+    watch: ProgressListener = lambda run, seed, progress: None,
     start: Start | None = None,
     workers: Workers | None = None,
 ) -> tuple[list[Outcome], BaseException | None]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.grading.graders import KindGrader
     from search.compare.comparison_runs import Start
     from search.run_spec import RunSpec
-    from search.service.telemetry import Watch
+    from search.service.telemetry import ProgressListener
 
 LIKELIHOOD = "policy-likelihood"
 PLANNERS = "adaptive, bon, cascade, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
@@ -371,7 +371,7 @@ class RunOptions:
         return None, FleetStart(fleet, partial(read_policy, policy, *shared), critic_maker).start
 
     @contextmanager
-    def watched(self) -> Iterator[Watch]:
+    def watched(self) -> Iterator[ProgressListener]:
         """Write events and metrics; yield a function to call with every progress update."""
         from search.service import telemetry
 

@@ -64,7 +64,7 @@ class _SharedArguments(dict[str, Any]):
         return _SharedArguments(self)
 
 
-def _record(wrapper: RecordConstructorArgs, **arguments: object) -> None:
+def _save_arguments(wrapper: RecordConstructorArgs, **arguments: object) -> None:
     """Store a wrapper's arguments, so that its spec can create it again."""
     RecordConstructorArgs.__init__(wrapper, **arguments, _disable_deepcopy=True)
     wrapper._saved_kwargs = _SharedArguments(arguments)
@@ -105,7 +105,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         top_p: float = 0.95,
     ) -> None:
         """Check the arguments; the first reset loads a policy given by name."""
-        _record(self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p)
+        _save_arguments(self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p)
         gym.Wrapper.__init__(self, env)
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
@@ -275,7 +275,7 @@ class DenseReward(AskingWrapper, RecordConstructorArgs):
                 or gamma is out of range.
             CriticError: The critic does not support this system.
         """
-        _record(self, critic=critic, gamma=gamma)
+        _save_arguments(self, critic=critic, gamma=gamma)
         gym.Wrapper.__init__(self, env)
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
@@ -329,7 +329,7 @@ class CandidateFeatures(AskingWrapper, RecordConstructorArgs):
             ConfigError: There is no `CandidateChoice`, or the critic scores only finished states or compares states.
             CriticError: The critic does not support this system.
         """
-        _record(self, critic=critic)
+        _save_arguments(self, critic=critic)
         gym.Wrapper.__init__(self, env)
         choice = candidate_choice(env)
         if choice is None:

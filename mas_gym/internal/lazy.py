@@ -58,10 +58,10 @@ def when_imported(module: str, act: Callable[[], None]) -> None:
     if module in sys.modules:
         act()
     else:
-        sys.meta_path.insert(0, _Watcher(module, act))
+        sys.meta_path.insert(0, _ImportFinder(module, act))
 
 
-class _Watcher:
+class _ImportFinder:
     """Finds one module through the other finders, and calls a function after the module is imported."""
 
     def __init__(self, module: str, act: Callable[[], None]) -> None:

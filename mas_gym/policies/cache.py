@@ -147,7 +147,7 @@ class RecordedPolicy(Policy):
         """
         self.file = Path(file)
         policy, records, _ = _read(self.file)
-        self._table = _Recording(self.file, records)
+        self._table = _SampleFile(self.file, records)
         self._digest = blake2b(json.dumps(sorted(records.items())).encode(), digest_size=16).hexdigest()
         self.name = f"recorded:{policy}"
         self.max_batch = 4096
@@ -204,9 +204,9 @@ class RecordingPolicy(AsyncPolicy):
                 )
             with self.file.open("rb+") as stream:
                 stream.truncate(intact)
-            self._table = _Recording(self.file, records)
+            self._table = _SampleFile(self.file, records)
         else:
-            self._table = _Recording(self.file, records)
+            self._table = _SampleFile(self.file, records)
             self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": self.name}])
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
@@ -267,7 +267,7 @@ class CachedPolicy(AsyncPolicy):
         self._thread.shutdown()
 
 
-class _Recording:
+class _SampleFile:
     """The samples of a recording, in memory; new ones are appended to its file."""
 
     def __init__(self, file: Path, records: dict[str, _Entry]) -> None:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mas_gym.programs.model_calls import Call as Call
     from mas_gym.programs.program import Program as Program
     from mas_gym.programs.program import load_program as load_program
-    from mas_gym.programs.recording import recorded as recorded
+    from mas_gym.programs.recorded_tools import recorded as recorded
     from mas_gym.programs.replay import ProgramError as ProgramError
+    from mas_gym.programs.replay import ProgramSession as ProgramSession
     from mas_gym.programs.replay import Runner as Runner
-    from mas_gym.programs.replay import Session as Session
     from mas_gym.programs.worlds import Folder as Folder
     from mas_gym.programs.worlds import World as World
 

@@ -149,7 +149,7 @@ Report = Callable[["Execution", Outcome | Exception], None]
 """Called with an execution's outcome, or the `DivergenceError` that ended it."""
 
 
-class RecordedUse(NamedTuple):
+class ToolResult(NamedTuple):
     """A recorded tool use: the replies given before it, its result, and the token of the world's content after it."""
 
     before: tuple[str, ...]
@@ -157,7 +157,7 @@ class RecordedUse(NamedTuple):
     world: str = ""
 
 
-class Tape(dict[str, list[RecordedUse]]):
+class Tape(dict[str, list[ToolResult]]):
     """The recorded results of a search's tools, by use.
 
     Attributes:
@@ -198,7 +198,7 @@ class Use:
 
     def keep(self, result: object) -> object:
         """Record the result and the world, and return the result."""
-        self._tape.setdefault(self._key, []).append(RecordedUse(self._taken, result, self._snapshot()))
+        self._tape.setdefault(self._key, []).append(ToolResult(self._taken, result, self._snapshot()))
         return result
 
 

@@ -28,7 +28,7 @@ from mas_gym.programs.model_calls import (
     parsed_call,
     read_call,
 )
-from mas_gym.programs.recording import answer_use
+from mas_gym.programs.recorded_tools import answer_use
 
 
 class Gateway:

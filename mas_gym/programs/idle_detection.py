@@ -28,7 +28,7 @@ _MOST_PUT_OFF = 100
 _LONGEST_SETTLE = 1.0
 
 
-class _Watch:
+class _IdleCheck:
     """An execution with open calls that are about to be ordered.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Watch:
         return False
 
 
-class Watcher(ABC):
+class IdleMonitor(ABC):
     """Watches the executions of a runner that have open calls.
 
     Attributes:
@@ -83,7 +83,7 @@ class Watcher(ABC):
         """
         self._name, self.settle, self._longest = name, settle, longest
         self._programs: Loop | None = None
-        self._watched: dict[Execution, _Watch] = {}
+        self._watched: dict[Execution, _IdleCheck] = {}
         self._unknown: set[str] = set()
         self._poll_lock = threading.Lock()
         self._polling, self._polls, self._put_off = False, 0, 0
@@ -99,7 +99,7 @@ class Watcher(ABC):
         if not seconds and execution.exact:
             execution.settle()
             return
-        self._watched[execution] = _Watch(seconds)
+        self._watched[execution] = _IdleCheck(seconds)
         if execution.place is None or not execution.place.here or Origin.LOOP in execution.origins:
             self._poll_soon()
 
@@ -173,7 +173,7 @@ class Watcher(ABC):
         for execution in quiet:
             execution.settle()
 
-    def _is_quiet(self, execution: Execution, watch: _Watch, frames: Frames, running: bool) -> bool:
+    def _is_quiet(self, execution: Execution, watch: _IdleCheck, frames: Frames, running: bool) -> bool:
         if not execution.waits:
             return True
         blocked, ours, perhaps = execution.open_over_http()
@@ -206,7 +206,7 @@ class Watcher(ABC):
         enough = watch.rounds >= _ROUNDS or not ours
         return enough and now - max(watch.busy, execution.touched) >= seconds
 
-    def _sleeps(self, watch: _Watch, busy: set[Busy]) -> bool:
+    def _sleeps(self, watch: _IdleCheck, busy: set[Busy]) -> bool:
         """Whether all busy parts have slept for `BUSY_SECONDS`, or for `settle` if all passed this check before."""
         names = {item.name for item in busy}
         if not watch.sleeps(busy, self.settle if names <= self._unknown else BUSY_SECONDS):

@@ -17,13 +17,13 @@ from mas_gym.errors import need
 from mas_gym.programs.execution import Ended, Failed
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.program_kinds import PROGRAMS, FunctionSource, ended, failed
-from mas_gym.programs.recording import record_at
+from mas_gym.programs.recorded_tools import use_gateway
 from mas_gym.programs.worlds import WORLD_VARIABLE
 
 
 def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed:
     """Return a function's answer or failure."""
-    record_at(base_url, api_key)
+    use_gateway(base_url, api_key)
     name_nodes(urlsplit(base_url).port)
     try:
         found = PROGRAMS.find(PROGRAMS.parse(spec))

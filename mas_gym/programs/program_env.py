@@ -13,7 +13,7 @@ from mas_gym.envs.spaces import Records
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies.base import SamplingRequest, spoken
 from mas_gym.programs.program import Program, load_program
-from mas_gym.programs.replay import Runner, Session
+from mas_gym.programs.replay import ProgramSession, Runner
 from mas_gym.systems.graph import FAILED
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -55,7 +55,7 @@ class ProgramEnv(MASEnv):
             )
         self.program = load_program(program, **dict(program_options or {}))
         self._runner: Runner | None = None
-        self._session: tuple[str, Session] | None = None
+        self._session: tuple[str, ProgramSession] | None = None
         super().__init__(task, self.program.mas, **options)
 
     def _make_observation_space(self) -> spaces.Dict:
@@ -71,7 +71,7 @@ class ProgramEnv(MASEnv):
             self._runner.close()
         self._runner = self._session = None
 
-    def _states(self, question: str) -> Session:
+    def _states(self, question: str) -> ProgramSession:
         """Return the states of the episode's question; the program is opened on first use."""
         if self._runner is None:
             self._runner = self.program.open()

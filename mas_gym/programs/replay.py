@@ -1,6 +1,6 @@
 """Runs a program for a search: starts, parks, continues and replays its executions.
 
-A `Runner` belongs to one run and owns its threads, its port and its parked executions. A `Session` belongs to
+A `Runner` belongs to one run and owns its threads, its port and its parked executions. A `ProgramSession` belongs to
 one search and stores the states that the search has reached. To extend a state with a reply, the session continues the
 execution that is parked there, or starts the program again and replays the earlier replies.
 """
@@ -37,7 +37,7 @@ from mas_gym.programs.execution import (
 )
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway
-from mas_gym.programs.idle_detection import Watcher
+from mas_gym.programs.idle_detection import IdleMonitor
 from mas_gym.programs.model_calls import Call
 from mas_gym.programs.program_kinds import Source
 from mas_gym.programs.program_loop import Loop
@@ -86,7 +86,7 @@ class ProgramError(MASGymError, RuntimeError):
     """
 
 
-class Runner(Watcher):
+class Runner(IdleMonitor):
     """Runs one program for many searches; thread-safe."""
 
     def __init__(self, program: Described, policy: PolicyBase | None = None) -> None:
@@ -112,9 +112,9 @@ class Runner(Watcher):
         name_nodes()
         self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
 
-    def session(self, question: str) -> Session:
+    def session(self, question: str) -> ProgramSession:
         """Return the session of one search, which holds its states."""
-        return Session(self, question)
+        return ProgramSession(self, question)
 
     def _fitted(self, call: Call) -> Call:
         """Convert a call for the policy of its agent. Raises `PolicyError` if this would drop a part."""
@@ -338,7 +338,7 @@ def _awaited(work: Callable[[Then], None]) -> MASState:
     return reached
 
 
-class Session:
+class ProgramSession:
     """The states of one search over a program; the planner's model.
 
     `transition` is a look-up: the scheduler calls `extend` for a reply before the planner receives the reply.

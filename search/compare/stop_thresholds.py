@@ -87,7 +87,7 @@ class Calibration(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Record(StopRule):
+class _CollectEvidence(StopRule):
     """A rule that never stops and records the evidence of all checks."""
 
     found: list[Evidence] = field(default_factory=list)
@@ -155,7 +155,7 @@ def calibrate_stop(
 
 def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[str, Plan]]) -> list[Checked]:
     """Run the searches of one seed and label their checks."""
-    record = _Record()
+    record = _CollectEvidence()
     plans = searched(record)
     by_question: dict[str, list[Evidence]] = {}
     for evidence in record.found:

@@ -12,9 +12,9 @@ from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.progress import Listener, Progress
-from search.sampling import SampleRecord
+from search.sampling import SampleOrigin
 from search.setup import Setup
-from search.store.resume import RunRecord
+from search.store.resume import RunWriter
 from search.usage import Usage
 
 logger = logging.getLogger("search")
@@ -35,7 +35,7 @@ class Journal:
     def __init__(
         self,
         setup: Setup,
-        record: RunRecord | None = None,
+        record: RunWriter | None = None,
         listener: Listener | None = None,
         **facts: object,
     ) -> None:
@@ -65,7 +65,7 @@ class Journal:
             self._count(stored, fresh=False)
         return stored
 
-    def ended(self, problem: Problem, plan: Plan, samples: Mapping[tuple[bytes, str], SampleRecord]) -> None:
+    def ended(self, problem: Problem, plan: Plan, samples: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
         """Record a search that has just ended."""
         # Store first, so that no finished search is lost if the program ends next.
         if self._record is not None:

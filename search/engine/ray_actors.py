@@ -35,7 +35,7 @@ from search.protocol import Critic, Planner, as_critic
 from search.run_spec import RunSpec
 from search.setup import make_setup
 from search.spec_loading import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec, shows
-from search.store.resume import open_record
+from search.store.resume import open_run_writer
 from search.store.run_identity import engine_identity
 from search.usage import Usage
 
@@ -112,7 +112,7 @@ async def _journal(pool: ActorPool, spec: RunSpec, listen: Listener | None) -> J
     guide = None if critic is None else as_critic(SimpleNamespace(**critic, score=list))
     setup = make_setup(replace(spec, policy=engine, critic=guide))
     pool.limit(setup.run_budget, setup.budget)
-    return Journal(setup, open_record(setup), listen, actors=pool.size)
+    return Journal(setup, open_run_writer(setup), listen, actors=pool.size)
 
 
 def _connect(address: str | None) -> None:

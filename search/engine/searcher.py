@@ -10,7 +10,7 @@ from mas_gym.errors import SearchError
 from mas_gym.tasks.base import Problem
 from search.budget import Allowance, Budget, Cost
 from search.plan import Plan
-from search.sampling import SampleRecord
+from search.sampling import SampleOrigin
 from search.usage import Usage
 
 
@@ -23,7 +23,7 @@ class Searched(NamedTuple):
 
     problem: Problem
     plan: Plan
-    samples: dict[tuple[bytes, str], SampleRecord]
+    samples: dict[tuple[bytes, str], SampleOrigin]
     failure: BaseException | None
 
 

@@ -14,7 +14,7 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
 from search.plan import Plan
 from search.protocol import Model, Propose, Request
-from search.sampling import SampleRecord
+from search.sampling import SampleOrigin
 from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
@@ -43,7 +43,7 @@ class SearchModel(ABC):
     setup: Setup
     problem: Problem
     report: Report
-    samples: dict[tuple[bytes, str], SampleRecord] = field(default_factory=dict)
+    samples: dict[tuple[bytes, str], SampleOrigin] = field(default_factory=dict)
     generates: bool = True
     grades: Mapping[bytes, Grade] | None = None
 

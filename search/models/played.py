@@ -20,7 +20,7 @@ from mas_gym.tasks.base import Problem
 from search.models.base import Messages, Models, Report, Sample, SearchModel
 from search.plan import Plan
 from search.protocol import Propose, Request, Tag, Tags, planner_name
-from search.sampling import SampleRecord, Sampling, sample_seeds
+from search.sampling import SampleOrigin, Sampling, sample_seeds
 from search.setup import Setup
 from search.tree import Proposal
 from search.usage import TagUsage, Usage
@@ -120,7 +120,7 @@ class PlayedModel(SearchModel):
             reasoning_only=sum(sample.tokens > 1 and not sample.text for sample in outcome.samples),
             tags=(by_tag,) if tag else (),
         )
-        records = [self._record(*pair, tag) for pair in zip(outcome.samples, seeds, strict=True)]
+        records = [self._origin(*pair, tag) for pair in zip(outcome.samples, seeds, strict=True)]
         placed = [(share, place) for share in shares for place in share.places]
         for (share, place), record in zip(placed, records, strict=True):
             replies[share.slot][place] = record.proposal
@@ -133,13 +133,13 @@ class PlayedModel(SearchModel):
     async def reached(self, messages: Sequence[tuple[MASState, str]]) -> None:
         """Compute the states after new messages, for models whose transitions take time."""
 
-    def _record(self, sample: Sampled, seed: int, tag: str) -> SampleRecord:
+    def _origin(self, sample: Sampled, seed: int, tag: str) -> SampleOrigin:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.mas.ALL)
-        return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty, tag), seed)
+        return SampleOrigin(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty, tag), seed)
 
-    def _keep(self, state: MASState, record: SampleRecord, fresh: set[tuple[bytes, str]]) -> None:
+    def _keep(self, state: MASState, record: SampleOrigin, fresh: set[tuple[bytes, str]]) -> None:
         """Store a message by its state and text; of equal messages, keep the one from the earliest round.
 
         Within a round, the message of the alphabetically first tag is kept, so that the order of replies does not

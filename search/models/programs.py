@@ -11,7 +11,7 @@ from functools import partial
 from mas_gym.internal.event_loop import together
 from mas_gym.policies.base import PolicyBase
 from mas_gym.programs import Program, Runner
-from mas_gym.programs.replay import Session
+from mas_gym.programs.replay import ProgramSession
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
@@ -29,7 +29,7 @@ Then = Callable[[MASState | Exception], None]
 class ProgramModel(PlayedModel):
     """The states of an agent program: transitions run the program."""
 
-    session: Session = None  # type: ignore[assignment]
+    session: ProgramSession = None  # type: ignore[assignment]
     program: Program = None  # type: ignore[assignment]
 
     @property

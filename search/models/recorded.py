@@ -13,8 +13,8 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.models.base import Messages, Models, Report, SearchModel
 from search.protocol import Propose, Request, Tag, Tags
-from search.recorded_world import RecordedWorld, Recording
-from search.sampling import SampleRecord
+from search.recorded_tree import RecordedSource, RecordedTree
+from search.sampling import SampleOrigin
 from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
@@ -25,7 +25,7 @@ class RecordedModel(SearchModel):
     """The recorded messages of a problem; each is drawn once per search."""
 
     generates: bool = False
-    world: RecordedWorld = None  # type: ignore[assignment]
+    world: RecordedTree = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         """Start without drawn messages."""
@@ -60,7 +60,7 @@ class RecordedModel(SearchModel):
         tokens = sum(proposal.tokens for proposal in drawn)
         self.report("", Usage(agent_calls=len(drawn), generated_tokens=tokens, unrecorded=n - len(drawn)))
         for proposal in drawn:
-            self.samples.setdefault((state.digest, proposal.action.text), SampleRecord(proposal, None))
+            self.samples.setdefault((state.digest, proposal.action.text), SampleOrigin(proposal, None))
         return drawn
 
     def reply(self, request: Request) -> object:
@@ -74,7 +74,7 @@ class RecordedModel(SearchModel):
 class RecordedModels(Models):
     """Models of a recorded run."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: RecordedSource) -> None:
         self._recording = recording
 
     def model(self, setup: Setup, problem: Problem, report: Report) -> RecordedModel:

@@ -13,7 +13,7 @@ from search.plan import Plan
 from search.planners.argument_checks import check_at_least, check_positive
 from search.planners.normal_posterior import draw_normal
 from search.planners.path_scores import path_scores, ranked, step_values
-from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
 from search.planners.tree_growth import child_of, evaluate
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Steps
 from search.tree import Tree
@@ -77,11 +77,11 @@ class _Growth:
         self.firsts: dict[int, list[float]] = {}
         self.ends: list[int] = []
         self.exhausted: set[int] = set()
-        self.watch = Watch(planner.stop, self.tree)
+        self.checks = StopChecks(planner.stop, self.tree)
 
     def settled(self) -> Steps[bool]:
         """Return whether the stop rule ends the search."""
-        return (yield from self.watch.check(self._decode(), self.ends))
+        return (yield from self.checks.check(self._decode(), self.ends))
 
     def simulate(self, start: Sequence[int] = (0,)) -> Steps[None]:
         tree, path, new = self.tree, [*start], [*start[1:]]
@@ -146,4 +146,4 @@ class _Growth:
 
     def finish(self) -> Plan:
         scores = path_scores(self.tree, self.ends, "process")
-        return Plan(ranked(self.tree, self.ends, scores, self._decode()), self.tree, stopped=self.watch.stopped)
+        return Plan(ranked(self.tree, self.ends, scores, self._decode()), self.tree, stopped=self.checks.stopped)

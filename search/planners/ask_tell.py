@@ -14,7 +14,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked, step_values
-from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
 from search.planners.tree_growth import child_of, evaluate, turns_left
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Remaining, Steps, Tags, ValueKind
 from search.tree import Tree
@@ -84,15 +84,15 @@ class AskTell(Planner):
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the trials; a spent budget ends them early."""
         tree = Tree(root)
-        watch = Watch(self.stop, tree)
+        checks = StopChecks(self.stop, tree)
         with suppress(BudgetError):
-            yield from self._search(tree, model, watch)
+            yield from self._search(tree, model, checks)
         yield from _carry_on(tree, model)
         ends = _ends(tree)
         scores = path_scores(tree, ends, self.values)
-        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=watch.stopped)
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=checks.stopped)
 
-    def _search(self, tree: Tree, model: Model, watch: Watch) -> Steps[None]:
+    def _search(self, tree: Tree, model: Model, checks: StopChecks) -> Steps[None]:
         [tags] = yield [Tags(tree.states[0])]
         actions = [tag.name for tag in tags] if len(tags) > 1 else [ACTION]
         state, reported = self.algorithm.init_tree(), 0
@@ -116,7 +116,7 @@ class AskTell(Planner):
             reported += len(trials)
             if self.stop is not None and reported < self.n_trials and (ends := _ends(tree)):
                 scores = path_scores(tree, ends, self.values)
-                if (yield from watch.check(max(ends, key=scores.__getitem__), ends)):
+                if (yield from checks.check(max(ends, key=scores.__getitem__), ends)):
                     return
 
     def _score(self, value: float) -> float:

@@ -10,7 +10,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked
-from search.planners.stop_rules import Watch
+from search.planners.stop_rules import StopChecks
 from search.planners.turnwise import TurnByTurn, extend
 from search.protocol import Model, PlanGenerator
 from search.tree import Tree
@@ -44,18 +44,18 @@ class StepBeamSearch(TurnByTurn):
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend and prune the beam turn by turn; the last beam's states are the candidates."""
         tree = Tree(root)
-        watch = Watch(self.stop, tree)
+        checks = StopChecks(self.stop, tree)
         beam = [0]
         while growing := [node for node in beam if not tree.is_terminal(node)]:
             pool = [node for node in beam if tree.is_terminal(node)]
-            width = self.b2 if watch.stopped is None else 1
+            width = self.b2 if checks.stopped is None else 1
             fresh = yield from extend(tree, model, dict.fromkeys(growing, width), answered=bool(pool))
             beam = sorted(pool + fresh, key=lambda node: node_rank(tree, node))[: self.b1]
             ends = [node for node in beam if tree.is_terminal(node)]
-            if watch.stopped is None and len(ends) < len(beam) and (yield from watch.check(beam[0], ends)):
+            if checks.stopped is None and len(ends) < len(beam) and (yield from checks.check(beam[0], ends)):
                 beam = beam[:1]
         scores = path_scores(tree, beam, "process")
-        return Plan(ranked(tree, beam, scores, beam[0]), tree, stopped=watch.stopped)
+        return Plan(ranked(tree, beam, scores, beam[0]), tree, stopped=checks.stopped)
 
 
 def node_rank(tree: Tree, node: int) -> tuple[float, float, int]:

@@ -12,7 +12,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked
-from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
 from search.planners.tree_growth import evaluate, grow_chains
 from search.planners.voting import scored_ends, vote_curve
 from search.protocol import Critic, Model, PlanGenerator, Planner, ValueKind, value_kind
@@ -54,11 +54,11 @@ class BestOfN(Planner):
         """Sample the passes, score them, and choose the best; ties go to the first."""
         tree = Tree(root)
         kind: ValueKind = "process" if self.values == "auto" else self.values
-        watch = Watch(self.stop, tree, kind in ("outcome", "reward"))
+        checks = StopChecks(self.stop, tree, kind in ("outcome", "reward"))
         ends: list[int] = []
         scores: dict[int, float] = {}
         try:
-            while len(ends) < self.n and watch.stopped is None:
+            while len(ends) < self.n and checks.stopped is None:
                 wanted = self.n if self.stop is None else len(ends) + 1
                 known, first = len(ends), len(tree)
                 ends = yield from grow_chains(tree, model, wanted, ends)
@@ -67,7 +67,7 @@ class BestOfN(Planner):
                 if len(ends) < wanted:
                     break
                 if len(ends) < self.n:
-                    yield from watch.check(max(ends, key=scores.__getitem__), ends)
+                    yield from checks.check(max(ends, key=scores.__getitem__), ends)
         except BudgetError:
             if not ends:
                 raise
@@ -75,4 +75,4 @@ class BestOfN(Planner):
             ends = [end for end in ends if end in scores] or ends
         leaders = [max(ends[: n + 1], key=lambda end: scores.get(end, -math.inf)) for n in range(len(ends))]
         curve = vote_curve(tree, ends, leaders)
-        return Plan(ranked(tree, ends, scores, leaders[-1]), tree, curve, stopped=watch.stopped)
+        return Plan(ranked(tree, ends, scores, leaders[-1]), tree, curve, stopped=checks.stopped)

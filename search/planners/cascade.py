@@ -12,7 +12,7 @@ from typing import Any
 from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError, shown
 from mas_gym.systems.state import MASState
 from search.plan import AnytimePoint, Plan
-from search.planners.stop_rules import Confident, Evidence, Watch, stop_for_run
+from search.planners.stop_rules import Confident, Evidence, StopChecks, stop_for_run
 from search.planners.tree_growth import evaluate
 from search.planners.wrapper import delegate
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, Steps, value_kind
@@ -123,7 +123,7 @@ class Cascade(Planner):
         assert tree is not None
         scored = ends[:1] if self.outcomes_only else tree.path(ends[0])[1:]
         yield from evaluate(tree, [node for node in scored if math.isnan(tree.values[node])])
-        return (yield from Watch(None, tree, self.outcomes_only).evidence(ends[0], ends))
+        return (yield from StopChecks(None, tree, self.outcomes_only).evidence(ends[0], ends))
 
 
 _Place = tuple[MASState, str]

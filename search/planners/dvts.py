@@ -9,7 +9,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked
-from search.planners.stop_rules import Watch
+from search.planners.stop_rules import StopChecks
 from search.planners.tree_growth import evaluate, widen
 from search.planners.turnwise import TurnByTurn, unsettled
 from search.protocol import Model, PlanGenerator
@@ -41,7 +41,7 @@ class DVTS(TurnByTurn):
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend all searches turn by turn."""
         tree = Tree(root)
-        watch = Watch(self.stop, tree)
+        checks = StopChecks(self.stop, tree)
         grown = yield from widen(tree, model, {0: self.trees * self.width}, answered=False)
         first = grown[0]
         groups = [first[i : i + self.width] for i in range(0, len(first), self.width)]
@@ -52,11 +52,11 @@ class DVTS(TurnByTurn):
             ends += [node for node in leaders if tree.is_terminal(node)]
             growing = [node for node in leaders if not tree.is_terminal(node)]
             if growing:
-                growing = yield from unsettled(tree, watch, growing, ends)
+                growing = yield from unsettled(tree, checks, growing, ends)
             if not growing:
                 break
-            width = self.width if watch.stopped is None else 1
+            width = self.width if checks.stopped is None else 1
             grown = yield from widen(tree, model, dict.fromkeys(growing, width), answered=bool(ends))
             groups = [group for group in grown.values() if group]
         scores = path_scores(tree, ends, "process")
-        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=watch.stopped)
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=checks.stopped)

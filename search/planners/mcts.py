@@ -46,7 +46,7 @@ from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
 from search.planners.argument_checks import check_at_least
 from search.planners.path_scores import path_scores, ranked
-from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
 from search.planners.tree_growth import append_distinct, evaluate
 from search.protocol import (
     Critic,
@@ -204,7 +204,7 @@ class Search:
         self.terminals: list[int] = []
         self.calls = self.tokens = 0
         self.curve: list[AnytimePoint] = []
-        self.watch = Watch(planner.stop, self.tree, not self.steps)
+        self.checks = StopChecks(planner.stop, self.tree, not self.steps)
 
     def run(self) -> Steps[None]:
         """Run the simulations one after another."""
@@ -216,7 +216,7 @@ class Search:
         """Return whether the stop rule ends the search; called between simulations."""
         if self.planner.stop is None:
             return False
-        return (yield from self.watch.check(self.chosen(), self.terminals))
+        return (yield from self.checks.check(self.chosen(), self.terminals))
 
     def simulate(self, path: list[int]) -> Flight:
         """Run one simulation of Alg. 1 (rollout) or Alg. 2 (bootstrap) from the end of ``path``.
@@ -434,7 +434,7 @@ class Search:
         tree.visits[0] = sum(tree.visits[child] for child in tree.children(0))
         tree.totals[0] = math.fsum(tree.totals[child] for child in tree.children(0))
         candidates = ranked(tree, self.terminals, self.scores(), chosen)
-        return Plan(candidates, tree, tuple(self.curve), stopped=self.watch.stopped)
+        return Plan(candidates, tree, tuple(self.curve), stopped=self.checks.stopped)
 
 
 class ParallelSearch(Search):

@@ -13,7 +13,7 @@ from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.argument_checks import check_at_least, check_positive
 from search.planners.path_scores import path_scores, ranked
-from search.planners.stop_rules import Watch
+from search.planners.stop_rules import StopChecks
 from search.planners.turnwise import TurnByTurn, extend, unsettled
 from search.planners.voting import sigmoid, vote
 from search.protocol import Extract, Model, PlanGenerator
@@ -50,7 +50,7 @@ class REBASE(TurnByTurn):
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend depth by depth, and choose among the terminal states."""
         tree = Tree(root)
-        watch = Watch(self.stop, tree)
+        checks = StopChecks(self.stop, tree)
         ends: list[int] = []
         shares = {0: self.width}
         while shares:
@@ -59,16 +59,16 @@ class REBASE(TurnByTurn):
             growing = [node for node in fresh if not tree.is_terminal(node)]
             free = self.width - len(ends)
             if growing and free:
-                growing = yield from unsettled(tree, watch, growing, ends)
+                growing = yield from unsettled(tree, checks, growing, ends)
             values = [tree.values[node] / self.temperature for node in growing]
-            counts = share(free if watch.stopped is None else 1, values) if growing else []
+            counts = share(free if checks.stopped is None else 1, values) if growing else []
             shares = {node: n for node, n in zip(growing, counts, strict=True) if n}
         scores = path_scores(tree, ends, "process")
         chosen = max(ends, key=scores.__getitem__)
         if self.choose == "vote":
             [answers] = yield [Extract([tree.states[end] for end in ends])]
             chosen = ends[vote(answers, [sigmoid(scores[end]) for end in ends])]
-        return Plan(ranked(tree, ends, scores, chosen), tree, stopped=watch.stopped)
+        return Plan(ranked(tree, ends, scores, chosen), tree, stopped=checks.stopped)
 
 
 def share(amount: int, logits: Sequence[float]) -> list[int]:

@@ -275,7 +275,7 @@ def stop_for_run(planner: Planner, stop: Stop, critic: Critic | None, training: 
     return rule.for_run(planner, critic, kind)
 
 
-class Watch:
+class StopChecks:
     """The checks of one search.
 
     Attributes:

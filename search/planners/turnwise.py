@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from search.planners.path_scores import step_values
-from search.planners.stop_rules import Stop, Watch, read_stop, stop_for_run
+from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
 from search.planners.tree_growth import evaluate, widen
 from search.protocol import Critic, Model, Planner, Steps, planner_name
 from search.tree import Tree
@@ -42,9 +42,9 @@ def extend(tree: Tree, model: Model, counts: dict[int, int], answered: bool) -> 
     return fresh
 
 
-def unsettled(tree: Tree, watch: Watch, growing: list[int], ends: Sequence[int]) -> Steps[list[int]]:
+def unsettled(tree: Tree, checks: StopChecks, growing: list[int], ends: Sequence[int]) -> Steps[list[int]]:
     """Return the states to extend: all states, or only the best one once it is settled."""
-    if watch.stopped is not None:
+    if checks.stopped is not None:
         return growing
     best = max([*growing, *ends], key=tree.values.__getitem__)
-    return [node for node in growing if node == best] if (yield from watch.check(best, ends)) else growing
+    return [node for node in growing if node == best] if (yield from checks.check(best, ends)) else growing

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the lines written by `json_lines`, in the field ``schema``."""
 
-Watch = Callable[[str, int, "Progress"], None]
+ProgressListener = Callable[[str, int, "Progress"], None]
 """Called with a run's name, its seed and its latest snapshot."""
 
 _LOGGERS = ("search", "mas_gym")
@@ -69,7 +69,7 @@ def json_lines(file: Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def metrics(port: int | None) -> Iterator[Watch]:
+def metrics(port: int | None) -> Iterator[ProgressListener]:
     """Serve metrics at ``http://127.0.0.1:PORT/metrics`` and yield the function that updates them; None serves nothing.
 
     Raises:

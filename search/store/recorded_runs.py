@@ -17,7 +17,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
-from search.recorded_world import RecordedWorld, world_of
+from search.recorded_tree import RecordedTree, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.store.row_conversion import problem_of
 from search.store.store import Store
@@ -90,7 +90,7 @@ class Recorded(Sequence[Problem]):
         """Return the identity of the worlds: the run, its contents and the drawing mode."""
         return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
 
-    def world(self, problem: Problem) -> RecordedWorld:
+    def world(self, problem: Problem) -> RecordedTree:
         """Return the world of a problem.
 
         Raises:
@@ -109,7 +109,7 @@ class Recorded(Sequence[Problem]):
             )
         return self._world(problem.id)
 
-    def _read(self, problem_id: str) -> RecordedWorld:
+    def _read(self, problem_id: str) -> RecordedTree:
         problem, plan = self._store.search(problem_id, self.info.run)
         world = world_of(plan, self._model, self.distinct)
         if not is_recorded(self.info.config):

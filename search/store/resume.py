@@ -21,7 +21,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.results.run_info import RunInfo
-from search.sampling import SampleRecord
+from search.sampling import SampleOrigin
 from search.setup import Setup
 from search.store.row_conversion import (
     metadata_text,
@@ -46,7 +46,7 @@ _TOLD = 4
 """Maximum number of differences listed between a run and a stored one."""
 
 
-class RunRecord:
+class RunWriter:
     """A run in a store, opened for exclusive writing.
 
     Attributes:
@@ -202,7 +202,7 @@ class RunRecord:
             )
         return plan
 
-    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
+    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
         """Write a finished search and its cost in one transaction."""
         seeds = {key: entry.seed for key, entry in made.items() if entry.seed is not None}
         before, mark = (self._fresh, self._facts), None
@@ -249,16 +249,16 @@ class RunRecord:
         self._lock.close()
 
 
-def open_record(setup: Setup) -> RunRecord | None:
+def open_run_writer(setup: Setup) -> RunWriter | None:
     """Open a run in its store for writing; None for a run without a store.
 
     Raises:
         IdentityError: A part of the run has no identity.
-        StoreError: As for `RunRecord`.
+        StoreError: As for `RunWriter`.
     """
     if setup.store is None:
         return None
-    return RunRecord(Path(setup.store), run_config(setup), run_facts(setup), setup.run_name, setup.policy.meters)
+    return RunWriter(Path(setup.store), run_config(setup), run_facts(setup), setup.run_name, setup.policy.meters)
 
 
 def _mas_of(config: JSONMapping) -> MAS:

@@ -10,7 +10,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from search.grading import known
 from search.protocol import Peers, ScoringContext
-from search.recorded_world import RecordedWorld
+from search.recorded_tree import RecordedTree
 from search.store.recorded_runs import Recorded
 from search.tree import Proposal
 
@@ -51,7 +51,7 @@ def recorded_states(recorded: Recorded, terminal_only: bool) -> Iterator[Recorde
                 yield RecordedState(problem.id, context, right, total)
 
 
-def _states(world: RecordedWorld, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
+def _states(world: RecordedTree, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
     """Return each state below the root with its message and its numbers of correct and of all graded episodes."""
     order: list[tuple[MASState, Proposal]] = []
     right: Counter[bytes] = Counter()

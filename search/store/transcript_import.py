@@ -43,7 +43,7 @@ from mas_gym.tasks.grading.numbers import parse_number
 from search.grading import ProblemGrader
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RECORDED, is_recorded
-from search.store.resume import RunRecord
+from search.store.resume import RunWriter
 from search.store.row_conversion import search_id
 from search.store.run_identity import FORM
 from search.store.staged_logs import BATCH, STAGING, START, StagedSample, Staging
@@ -250,7 +250,7 @@ def _write(
         "broken": broken,
         "dropped": dropped,
     }
-    record = RunRecord(path, config, facts, name or _free_name(path, source, config))
+    record = RunWriter(path, config, facts, name or _free_name(path, source, config))
     totals: Counter[str] = Counter()
     try:
         with closing(FORMAT.connect(path, create=False)) as connection:

@@ -18,7 +18,7 @@ from search.tree import Proposal, Tree
 
 
 @dataclass(frozen=True)
-class RecordedWorld:
+class RecordedTree:
     """The recorded messages and outcomes of one problem.
 
     States that do not lead to a recorded terminal state are omitted.
@@ -53,20 +53,20 @@ class RecordedWorld:
         return found
 
 
-class Recording(Protocol):
+class RecordedSource(Protocol):
     """Interface of a recorded run for the engine; implemented by `search.Recorded`."""
 
     name: str
     mas: MAS
 
-    def world(self, problem: Problem) -> RecordedWorld:
+    def world(self, problem: Problem) -> RecordedTree:
         """Return the world of a problem."""
 
     def identity(self) -> object:
         """Return the identity of the worlds."""
 
 
-def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
+def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedTree:
     """Return the world of a recorded search.
 
     Args:
@@ -94,7 +94,7 @@ def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
         action = model.replayed_action(parent, state.text, state.recipients)
         proposal = Proposal(action, entry.tokens, entry.logprob, entry.finish_reason)
         messages[parent.digest] += [proposal] * (1 if distinct else episodes)
-    return RecordedWorld(tree.states[0], messages, _grades(plan))
+    return RecordedTree(tree.states[0], messages, _grades(plan))
 
 
 def _episodes(plan: Plan, tree: Tree) -> list[int]:

@@ -51,7 +51,7 @@ class _RemoteUse:
 _gateway: tuple[str, str] | None = None
 
 
-def record_at(base_url: str, api_key: str) -> None:
+def use_gateway(base_url: str, api_key: str) -> None:
     """Make this process's `recorded` tools use a gateway; for a process that was started to run a single program."""
     global _gateway
     _gateway = base_url, api_key
