@@ -48,7 +48,7 @@ def check_options(given: Mapping[str, str], missing: Mapping[str, str] | None = 
     Raises:
         ConfigError: Some options cannot be combined.
     """
-    for option in EXCLUDED.keys() & given.keys():
+    for option in filter(given.__contains__, EXCLUDED):
         if others := excluded(option, given):
             listed = " and ".join(others)
             raise ConfigError(

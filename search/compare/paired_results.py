@@ -230,7 +230,7 @@ class PairedResults:
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Write one HTML page with the tables and every flipped question."""
-        sections = [{"tables": self.tables(), "pictures": (), "more": self.flip_tables()}]
+        sections = [{"tables": self.tables(), "pictures": (), "more": self.flip_tables(), "failures": {}}]
         write_file(path, render("report.html", title=f"Paired comparison with {self.baseline}", sections=sections))
 
     def show(self, width: int = _WIDTH) -> RenderableType:
