@@ -2,8 +2,8 @@
 
 `traced` wraps a policy of any kind. The wrapper requests a `TokenTrace` for each sample, writes it to a folder, and
 returns the policy's replies unchanged. A trace is written before its reply is returned, so every message in a run store
-has its trace, even after a crash. An open session writes an Arrow stream (``*.arrows``), which becomes a Parquet file
-when the session is closed. `Traces` reads both.
+has its trace, even after a crash. An open policy writes an Arrow stream (``*.arrows``), which becomes a Parquet file
+when the policy is closed or deleted. `Traces` reads both.
 
 Columns, one row per sample: ``seed`` (with ``policy``, the key), ``policy`` (digest of the policy's identity, which
 includes the weights), ``agent``, ``prompt_ids``, ``completion_ids``, ``logprobs`` (nats, at temperature 1 and without
@@ -136,6 +136,9 @@ class _Log:
             one.close()
         self._stream = None
         stream, table = (Path(f"{self._stem}{end}") for end in (_STREAM, _TABLE))
+        if not stream.exists():
+            # The folder was deleted before the policy was.
+            return
         try:
             with whole_file(table) as part:
                 parquet.write_table(_read_stream(stream), part, compression="zstd")
