@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -396,8 +397,9 @@ def test_format_and_file_errors_name_the_cause(tmp_path: Path) -> None:
         list(read_transcripts(path, "chats"))
     with pytest.raises(DataNotFoundError):
         list(read_transcripts(tmp_path / "none.jsonl"))
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="regular file"):
-        list(read_transcripts(tmp_path))
+        list(read_transcripts(tmp_path / "pipe"))
 
 
 # -------------------------------------------------------------------------- import

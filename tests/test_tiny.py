@@ -610,11 +610,9 @@ def test_model_folder_is_small_and_loads_with_transformers() -> None:
 def test_single_pass_accuracy_leaves_room_for_search(graph: str) -> None:
     pytest.importorskip("torch")
     from benchmarks.tiny.evaluate import evaluate
-    from mas_gym.policies import Policy, load_policy
+    from mas_gym.policies import load_policy
 
-    policy = load_policy("tiny")
-    assert isinstance(policy, Policy)
-    result = evaluate(policy, graph, difficulty=3, n=30, passes=5, seed=0)
+    result = evaluate(load_policy("tiny"), graph, difficulty=3, n=30, passes=5, seed=0)
     assert 0.33 <= result.accuracy <= 0.67
     assert result.best - result.accuracy >= 0.2
     failed = sum(not right for row in result.right for right in row)
@@ -626,11 +624,10 @@ def test_single_pass_accuracy_leaves_room_for_search(graph: str) -> None:
 
 def test_model_replies_to_unusual_prompts() -> None:
     pytest.importorskip("torch")
-    from mas_gym.policies import Policy, SamplingRequest, load_policy
+    from mas_gym.policies import SamplingRequest, load_policy
     from mas_gym.systems.prompts import ChatMessage
 
     policy = load_policy("tiny")
-    assert isinstance(policy, Policy)
     prompts = [
         ("You are a pirate.", "Janet’s ducks lay 16 eggs per day. She sells 1,250 of them."),  # noqa: RUF001
         ("You are the Reader. Extract key facts and restate the question.", "\U0001f600 \u05e9\u05dc\u05d5\u05dd 3.14"),
