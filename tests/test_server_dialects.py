@@ -133,7 +133,9 @@ def test_reasoning_is_not_forwarded_to_other_agents() -> None:
 
 def test_replies_of_only_reasoning_are_named_in_the_table_and_stored(tmp_path: Path) -> None:
     with serving(lambda body, path: (200, reply("", "length", reasoning="2 + 2"))) as (url, _):
-        found = search.compare("single", TASK, mas="single", policy=policy_at(url), seeds=(1,), store=tmp_path / "a.db")
+        policy = policy_at(url)
+        found = search.compare("single", TASK, mas="single", policy=policy, seeds=(1,), store=tmp_path / "a.db")
+    assert any("only reasoning" in note for note in policy.notes)
     for rows in (found.rows, search.open_store(tmp_path / "a.db").compare().rows):
         assert [row.reasoning_only for row in rows] == [3]
         assert "3 replies were only reasoning" in caption(rows)

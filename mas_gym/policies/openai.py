@@ -401,6 +401,8 @@ class OpenAIPolicy(AsyncPolicy):
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if not reply.reasoned and any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")
+        if reply.reasoned and not top:
+            self._note("reasoning", "some replies are only reasoning, which is no message; raise --max-tokens")
         if want and any(sample.logprob is None for sample in reply.samples):
             self._refuse("logprobs", "it returns no log-probabilities: policy likelihood is not available")
         self.meter.calls += 1
