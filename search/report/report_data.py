@@ -77,7 +77,7 @@ def read_reports(
     return reports
 
 
-MOST_BLAMED = 1000
+MOST_BLAMED = 100
 """Searches per run in which failed samples are blamed: trees are read slowly."""
 
 
