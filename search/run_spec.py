@@ -83,6 +83,6 @@ class RunSpec:
             raise ConfigError(f"expected concurrency >= 1, got {self.concurrency}")
         if self.training and isinstance(self.problems, Task) and self.problems.split == "test":
             raise ConfigError(
-                f"training=True gives searches the true reward, and {self.problems.name} is a test split, whose "
-                "answers would leak; load it with split='train' or 'dev'"
+                f"training=True gives searches the true reward, and {self.problems.name} is a test split; its "
+                "answers would leak: load it with split='train' or 'dev'"
             )

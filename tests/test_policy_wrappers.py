@@ -433,4 +433,4 @@ class TestPoliciesOfAMAS:
 @pytest.mark.parametrize("options", [("--actors", "2"), ("--gpus-per-actor", "0.5")])
 def test_actors_option_requires_ray(options: tuple[str, str]) -> None:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", "-n", "1", *options])
-    assert done.exit_code == 2 and "--ray" in done.output
+    assert done.exit_code == 2 and "--ray local" in done.output

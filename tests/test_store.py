@@ -791,9 +791,9 @@ def test_store_of_another_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="got 99"):
+    with pytest.raises(StoreError, match="expected schema 15, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="got 99"):
+    with pytest.raises(StoreError, match="expected schema 15, got 99"):
         run(path)
 
 

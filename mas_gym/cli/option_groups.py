@@ -12,7 +12,7 @@ import typer
 
 
 def grouped(**defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace each parameter of a command whose type is a dataclass by the options that the dataclass lists.
+    """Expand each parameter of a command that is a dataclass into the options that the dataclass lists.
 
     Args:
         defaults: New defaults, keyed by option name; False removes an option.
@@ -48,20 +48,22 @@ def grouped(**defaults: object) -> Callable[[Callable[..., None]], Callable[...,
 
 def typed(context: typer.Context) -> dict[str, str]:
     """Return the options on the command line that have an effect, such as ``{"program": "--program"}``."""
-    return {name: flag for name, flag, given in _options(context) if given}
+    return {name: flag for name, flag, _, given in _options(context) if given}
 
 
 def _check(context: typer.Context) -> None:
     from search.option_rules import check_options
 
-    check_options(typed(context), {name: flag for name, flag, _ in _options(context) if not context.params.get(name)})
+    values = {name: f"{flag} {value}".strip() for name, flag, value, _ in _options(context)}
+    check_options(typed(context), {name: text for name, text in values.items() if not context.params.get(name)})
 
 
-def _options(context: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield the name and the flag of each option of a command and its parents, and whether it was given."""
+def _options(context: Any) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield the name, the flag and the allowed values of each option of a command, and whether it was given."""
     while context is not None:
         for option in context.command.params:
             source, value = context.get_parameter_source(option.name), context.params.get(option.name)
             was_typed = source is not None and not source.name.startswith("DEFAULT")
-            yield option.name, max(option.opts, key=len), was_typed and value is not None and value is not False
+            given = was_typed and value is not None and value is not False
+            yield option.name, max(option.opts, key=len), option.metavar or "", given
         context = context.parent

@@ -165,16 +165,11 @@ class TaskSource:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `mas_gym.load_task` that are set, apart from split and limit."""
-        names = ("columns", "kind", "answers", "grader", "judge")
-        own = {name: getattr(self, name) for name in names}
-        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        if self.data is not None:
-            given["data"] = str(self.data)
-        if self.allow_code:
-            given["allow_code"] = True
-        if self.sandbox != "bubblewrap":
-            given["sandbox"] = self.sandbox
-        return {"grading": self.grading, **given, **read_pairs(self.option)}
+        given = {name: getattr(self, name) for name in ("columns", "kind", "answers", "grader", "judge")}
+        given["data"] = None if self.data is None else str(self.data)
+        given["allow_code"] = self.allow_code or None
+        given["sandbox"] = None if self.sandbox == "bubblewrap" else self.sandbox
+        return {"grading": self.grading, **_set(given), **read_pairs(self.option)}
 
     def base_grader(self) -> KindGrader:
         """Return the grader by kind of a command without --task; of the task options, only ``decimal`` applies.

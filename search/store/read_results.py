@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
 
 from search.results.outcomes import Outcome, Totals
 from search.store.row_conversion import Columns
@@ -46,7 +45,8 @@ def outcomes_of(columns: Columns, planner: str, critic: str, seed: int) -> Itera
 
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     """Return the sums over the searches of a run; None if a search is corrupt."""
-    sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in _SUMMED)
+    kinds = {name: "REAL" if name == "seconds" else "INTEGER" for name in _SUMMED}
+    sums = ", ".join(f"CAST(total({name}) FILTER (WHERE error IS NULL) AS {kind})" for name, kind in kinds.items())
     query = f"SELECT total({_DAMAGED}), count(error), total(generated_tokens), {sums} FROM searches"
     damaged, failed, tokens, *costs = connection.execute(f"{query} WHERE run = ?", (run,)).fetchone()
     if damaged:
@@ -63,6 +63,4 @@ def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
     for problem, correct, finished, seconds in connection.execute(query, (run,)):
         grades.append((from_text(problem), None if correct is None else correct == 1))
         spans.append((finished, seconds))
-    # SQL returns every total as a float.
-    amounts: Any = {name: cost if name == "seconds" else int(cost) for name, cost in zip(_SUMMED, costs, strict=True)}
-    return Totals(grades, failures, Usage(**amounts), int(tokens), spans)
+    return Totals(grades, failures, Usage(**dict(zip(kinds, costs, strict=True))), int(tokens), spans)

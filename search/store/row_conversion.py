@@ -255,9 +255,10 @@ _CANDIDATES: Sequence[set[type]] = [{int}, {int, float, NoneType}, {str, NoneTyp
 _POINTS: Sequence[set[type]] = [{int}, {int}, {int, NoneType}, {str, NoneType}, {bool, NoneType}]
 
 
-def _checked_entries(name: str, entries: Any, types: Sequence[set[type]]) -> Any:
+def _checked_entries(name: str, entries: object, types: Sequence[set[type]]) -> list[Any]:
     """Return a list of lists if the types of their values fit. Raises `Damage`."""
     _check_column(name, entries, {list})
+    assert isinstance(entries, list)
     if {len(entry) for entry in entries} - {len(types)}:
         raise Damage(f"its document has wrong values in the column {name}")
     for allowed, column in zip(types, zip(*entries, strict=True), strict=False):
