@@ -230,7 +230,7 @@ def _remarks(rows: Sequence[ResultRow]) -> list[str]:
     reasoned = sum(row.reasoning_only for row in rows)
     said += f" {reasoned:,} replies were only reasoning; raise --max-tokens." if reasoned else ""
     unknown = len(frozenset().union(*(row.unknown for row in rows)))
-    said += f" Not counted: {unknown:,} without a known outcome." if unknown else ""
+    said += f" {unknown:,} problems with no known outcome are not counted." if unknown else ""
     return [*(text for name, text in _RARE.items() if set(columns[name]) != {_DASH}), said]
 
 
