@@ -433,7 +433,7 @@ def test_use_of_a_policy_outside_its_purpose_is_reported() -> None:
 def test_true_reward_is_rejected_on_a_test_split() -> None:
     policy = ScriptedPolicy(lambda request, seed: "1")
     problems = [Problem("p", "1?", "1")]
-    with pytest.raises(ConfigError, match="is a test split, whose answers would leak"):
+    with pytest.raises(ConfigError, match="is a test split; its answers would leak"):
         search.run("mcts:2,2", ProblemTask.of(problems), mas="single", policy=policy, training=True)
     tested = Graded(problems)
     vars(tested)["split"] = "test"
