@@ -9,14 +9,13 @@ a share. After each round the agents are evaluated by single passes on the same 
 * ``grpo`` with each credit of `search.credit`: ``leave-one-out``, ``value baseline`` and ``per agent and turn`` sample
   trees of siblings, ``control variate`` trees with spare first messages, and the others eight independent transcripts
   per problem. Values are those of the shipped MASPRM. ``exact`` uses the true expected rewards instead: every reply of
-  the current agents is enumerated, which generates no tokens (`benchmarks.credit_exact`).
-* With ``transcripts`` and ``early siblings`` the same credit is computed on trees with more siblings at the first
-  agents. With ``MASPRM's rewards`` the shipped critic's value of the final state replaces the true reward.
+  the current agents is enumerated, which generates no tokens (`benchmarks.enumeration`).
+* With ``transcripts`` the same credit is computed on trees with siblings only at the first agent.
 
 The agents of the round with the highest dev accuracy are evaluated. All rows are evaluated on the same test problems,
 which were used for no choice: a single pass, a single pass on stories in another wording and on harder ones,
 self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM, which was trained on the original
-agents. ``--retrained`` adds MCTS with a MASPRM trained on searches by the agents of the first training seed.
+agents.
 
 The natural agents, whose errors are not designed, are trained by ``--base transformers:benchmarks/tiny/tiny-natural
 --task stories-4 --rate 1e-4``. No shipped critic was trained on their messages.
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mas_gym
-from benchmarks.credit_exact import Enumerator, enumerate_problems
+from benchmarks.enumeration import Enumerator, enumerate_problems
 from benchmarks.learning_page import Point, Row, chosen, write_page
 from benchmarks.tiny.stories import generated
 from mas_gym.errors import DataError
@@ -69,7 +68,6 @@ class Method(NamedTuple):
         planner: Search of training problems.
         tokens: Expected tokens per problem of that search, for the number of problems to begin with.
         settings: Fields of `AgentConfig` besides the learning rate.
-        reward: Name of the critic whose values replace the true rewards; ``""`` for none.
         exact: Compute the credit from true expected rewards.
     """
 
@@ -78,7 +76,6 @@ class Method(NamedTuple):
     planner: str
     tokens: int
     settings: dict[str, Any]
-    reward: str = ""
     exact: bool = False
 
     def folder(self, args: argparse.Namespace, seed: int) -> Path:
@@ -110,9 +107,6 @@ METHODS = {
         grpo("value baseline", "value-baseline"),
         grpo("value baseline, transcripts", "value-baseline", ("siblings:8,turns=1", 450)),
         grpo("exact", "value", TRANSCRIPTS, exact=True),
-        grpo("leave-one-out, early siblings", "leave-one-out", ("siblings:3,turns=2", 420)),
-        grpo("value baseline, early siblings", "value-baseline", ("siblings:3,turns=2", 420)),
-        grpo("MASPRM's rewards", "leave-one-out", reward=SHIPPED),
     )
 }
 
@@ -168,9 +162,8 @@ def examples_of(row: Method, store: Path, policy: str) -> Sequence[Any]:
 
 def samples(row: Method, store: Path, policy: str) -> list[CreditedSample]:
     """Return the samples of a round of GRPO with their advantages; ``policy`` wrote the messages."""
-    reward = load_critic(row.reward) if row.reward else None
     critic: Critic = Truth(store, policy) if row.exact else load_critic(SHIPPED)
-    return credited_samples(store, traces_folder(store), row.settings["credit"], critic, reward=reward)
+    return credited_samples(store, traces_folder(store), row.settings["credit"], critic)
 
 
 class Truth:
@@ -315,8 +308,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--page", type=Path, help="by default learning.md, with the task in its name unless Arithmetic")
     out.add_argument("--base", default="tiny", help="the agents before training")
     out.add_argument("--task", default=ARITHMETIC, help="or a task of benchmarks.tiny.stories")
-    every = list(METHODS)[:11]
-    out.add_argument("--rows", type=names, default=every, help="separated by ;; NAME=N trains with the first N seeds")
+    out.add_argument("--rows", type=names, default=list(METHODS), help="separated by ;; NAME=N: the first N seeds")
     out.add_argument("--tokens", type=int, default=16_000, help="generated tokens of training searches per row")
     out.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     out.add_argument("--rounds", type=int, default=4, help="of searching and training")

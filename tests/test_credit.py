@@ -338,7 +338,7 @@ def test_credit_error_names_the_missing_data() -> None:
 
 @pytest.mark.slow
 def test_enumerated_replies_match_sampled_frequencies() -> None:
-    from benchmarks.credit_exact import Enumerator
+    from benchmarks.enumeration import Enumerator
 
     policy = load_policy("tiny")
     model = Dynamics(mas_gym.load_mas("rpsv"))

@@ -11,7 +11,6 @@ import pytest
 
 import mas_gym.tiny
 import search
-from benchmarks import siblings
 from benchmarks.paper import (
     agents,
     backbones,
@@ -21,6 +20,7 @@ from benchmarks.paper import (
     credit,
     difficulty,
     dylan,
+    errors,
     frontier,
     graphs,
     heads,
@@ -38,7 +38,7 @@ from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
 from benchmarks.ranking import auc_difference, rank
-from benchmarks.tiny.truth import FirstError, first_error
+from benchmarks.tiny.truth import FirstError, rights
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
 from mas_gym.systems.dynamics import Dynamics
@@ -92,21 +92,17 @@ def assert_rivals(text: str, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_siblings_differ_only_in_the_last_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_siblings_differ_only_in_the_last_message(tmp_path: Path) -> None:
     task, store = mas_gym.load_task("arithmetic", split="dev")[:6], tmp_path / "dev.db"
     run = search.run("mcts:8,3", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store)
     assert len(list(run)) == 6
-    pairs = [pair for item in stored_trees(store) for pair in siblings.siblings(item, task.problem(item.problem_id))]
+    pairs = [pair for item in stored_trees(store) for pair in errors.twins(item, task.problem(item.problem_id))]
     assert len({pair.example.agent for pair in pairs}) > 1
     for example, right, wrong in pairs:
         problem = task.problem(example.problem_id)
-        last = right.state.depth - 1
         assert right.state.parent == wrong.state.parent
-        assert first_error(problem, spoken(right)) is None
-        error = first_error(problem, spoken(wrong))
-        assert error is not None and (error.place, error.speaker) == (last, example.agent)
-    siblings.judge("mine", search.ConstantCritic(), pairs)
-    assert f"mine: 50.0 [50.0, 50.0] of {len(pairs)}" in capsys.readouterr().out
+        assert rights(problem, spoken(right))[-1] and not rights(problem, spoken(wrong))[-1]
+    assert str(errors.ordered_right(search.ConstantCritic(), pairs)[""]) == f"50.0 [50.0, 50.0] of {len(pairs)}"
 
 
 def spoken(context: search.ScoringContext) -> list[tuple[str, str]]:
@@ -383,8 +379,8 @@ def test_credit_tables_need_only_the_main_critics(lab: Lab, monkeypatch: pytest.
 
 
 def test_pages_have_the_digest_of_the_shipped_weights() -> None:
-    # The table of claims is made from the others, and comparisons of evaluations are simulated without agents.
-    pages = [page for page in sorted(claims.PAGES.glob("*.md")) if page.name not in ("claims.md", "compare.md")]
+    # The table of claims is made from the others.
+    pages = [page for page in sorted(claims.PAGES.glob("*.md")) if page.name != "claims.md"]
     assert len(pages) >= 10
     for page in pages:
         text = page.read_text(encoding="utf-8")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from benchmarks.paper import (
     agents,
     backbones,
-    blame,
     by_agent,
     confidence,
     credit,
@@ -38,7 +37,6 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "frontier": frontier.run,
         "single": single.run,
         "credit": credit.run,
-        "blame": blame.run,
         "confidence": confidence.run,
         "by_agent": by_agent.run,
         "heads": heads.run,
@@ -80,7 +78,7 @@ def chosen(lab: Lab) -> list[str]:
         if options.tables and name not in options.tables:
             continue
         if (
-            (name in ("credit", "blame", "by_agent", "confidence") and options.task not in KNOWN)
+            (name in ("credit", "by_agent", "confidence") and options.task not in KNOWN)
             or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
             or (name in MINIATURE and not options.miniature)

@@ -21,8 +21,7 @@ import search
 from benchmarks.paper.page import percent, span
 from benchmarks.real.common import RealPage, Source, arguments, folds_by_kind, read_rows, run_page
 from benchmarks.real.debate import Debate, Floats, Said, features
-from benchmarks.real.paired import folds, paired, points
-from search.results.intervals import Interval, bootstrap
+from search.results.intervals import Interval, bootstrap, paired_difference
 
 SOURCE = Source("dylan_math.jsonl.gz", "SALT-NLP/DyLAN, debates of gpt-3.5-turbo on hendrycks/math", "MIT; MATH: MIT")
 READER = str(Path(__file__).with_name("dylan_reader.py")) + ":read"
@@ -138,7 +137,14 @@ def gap_share(critic: Floats, vote: Floats, best: Floats) -> tuple[float, Interv
 
 def difference(one: Floats, other: Floats) -> str:
     """Return the difference in points with its paired interval."""
-    return points(paired(one, other))
+    sides = ({str(place): float(value) for place, value in enumerate(side)} for side in (one, other))
+    gap = paired_difference(*sides)
+    return f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+
+
+def folds(number: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Return the fold of each problem; folds are of equal size up to one."""
+    return np.random.default_rng(seed).permutation(number) % count
 
 
 def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:

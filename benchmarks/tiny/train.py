@@ -2,8 +2,7 @@
 
 The optimizer is AdamW with a one-cycle learning rate, and the loss covers only the agents'
 messages. Repeating the command with the same arguments continues from the last checkpoint
-and gives the same result. ``loss.jsonl`` has the loss over the steps, and
-`benchmarks.tiny.card` writes the card.
+and gives the same result. ``loss.jsonl`` has the loss over the steps.
 """
 
 from __future__ import annotations

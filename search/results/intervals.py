@@ -9,8 +9,6 @@ independent, so they are first averaged per problem, and only problems are treat
 | an accuracy, several searches per problem | Student's t with one pseudo-problem at 0 and one at 1 |
 | a difference of two accuracies on the same problems | Student's t with one pseudo-problem at -1 and one at 1 |
 | other statistics, such as F1 | percentile bootstrap |
-
-``python -m benchmarks.intervals`` measures the coverage of each interval.
 """
 
 from __future__ import annotations
