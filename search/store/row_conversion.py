@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
+from operator import lt
 from time import time
 from types import NoneType
 from typing import Any, NamedTuple
@@ -326,12 +328,11 @@ def _checked_tree(tree: JSONObject) -> int:
         _check_column(name, tree[name], types, nodes - 1)
     for name, types in _LISTS.items():
         _check_column(name, tree[name], types)
-    for recipients in tree["recipients"]:
-        _check_column("recipients", recipients, {int})
+    _check_column("recipients", list(chain.from_iterable(tree["recipients"])), {int})
     # Readers without a rebuilt tree follow these numbers.
-    if not all(-1 <= parent < node for node, parent in enumerate(tree["parent"])):
+    if min(tree["parent"], default=-1) < -1 or not all(map(lt, tree["parent"], range(nodes))):
         raise Damage("its tree has a node before its parent")
-    if not all(0 <= place < len(tree["texts"]) for place in tree["text"]):
+    if tree["text"] and not 0 <= min(tree["text"]) <= max(tree["text"]) < len(tree["texts"]):
         raise Damage("its tree has a message without a text")
     return nodes
 
