@@ -118,11 +118,9 @@ class Enumerated:
     truths: dict[Prompt, float] = field(default_factory=dict)
 
     def prompt(self, state: MASState) -> Prompt:
-        """Return the input of the acting agent."""
         return chat_messages(self.model.mas, state)
 
     def after(self, state: MASState, reply: Reply) -> MASState:
-        """Return the state after a reply."""
         return self.model.transition(state, Action(reply.text, self.model.mas.ALL))
 
     def reward(self, state: MASState) -> float:

@@ -79,7 +79,6 @@ class Method(NamedTuple):
     exact: bool = False
 
     def folder(self, args: argparse.Namespace, seed: int) -> Path:
-        """Return the folder of a training."""
         words = re.sub(r"[^a-z]+", "-", self.name.lower())
         return Path(args.out / f"{words}-{seed}")
 
@@ -89,7 +88,6 @@ MCTS = ("mcts:20,3", 1020)
 
 
 def grpo(name: str, credit: str, planner: tuple[str, int] = SIBLINGS, **options: Any) -> Method:
-    """Return a row of GRPO."""
     return Method(f"grpo, {name}", "grpo", *planner, {"credit": credit}, **options)
 
 
@@ -161,7 +159,6 @@ def examples_of(row: Method, store: Path, policy: str) -> Sequence[Any]:
 
 
 def samples(row: Method, store: Path, policy: str) -> list[CreditedSample]:
-    """Return the samples of a round of GRPO with their advantages; ``policy`` wrote the messages."""
     critic: Critic = Truth(store, policy) if row.exact else load_critic(SHIPPED)
     return credited_samples(store, traces_folder(store), row.settings["credit"], critic)
 
@@ -192,7 +189,6 @@ class Truth:
 
 
 def before(args: argparse.Namespace) -> Point:
-    """Return the untrained agents' point."""
     return Point(0, 0, args.base, *passes(args.base, args.out / "dev-0.db", args))
 
 
@@ -249,13 +245,11 @@ def problems_of(task: str, split: str, number: int) -> Any:
 
 
 def spec_of(policy: str, split: str, number: int, seed: int, store: Path, task: str) -> RunSpec:
-    """Return problems with RPSV and its agents."""
     chosen, system = problems_of(task, split, number), mas_gym.load_mas("rpsv")
     return RunSpec(chosen, system, load_policy(policy), seed=seed, store=store)
 
 
 def evaluate(policy: str, planner: str, critic: str, number: int, args: Any) -> list[Outcome]:
-    """Return the outcomes of one planner on test problems."""
     spec = spec_of(policy, args.split, number, args.run_seeds[0], args.out / "test.db", args.task)
     [(name, loaded)] = named_planners([planner]).items()
     row = SearchRow(name, loaded, load_critic(critic) if critic else None, critic)
@@ -266,7 +260,6 @@ def evaluate(policy: str, planner: str, critic: str, number: int, args: Any) -> 
 
 
 def say(line: str) -> None:
-    """Print a line of progress."""
     print(line, flush=True)
 
 
@@ -300,7 +293,6 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
     out = argparse.ArgumentParser(prog="python -m benchmarks.learning", description="Train the bundled agents.")
     numbers = lambda text: tuple(map(int, text.split(",")))  # noqa: E731
     names = lambda text: [name for name in text.split(";") if name]  # noqa: E731

@@ -86,7 +86,6 @@ class Row:
         return sum(spent) / len(spent)
 
     def budget(self) -> float:
-        """Return the mean of the training tokens."""
         return sum(points[-1].tokens for points in self.curves) / len(self.curves)
 
 

@@ -30,7 +30,6 @@ class Ranking(NamedTuple):
 
     @property
     def problems(self) -> int:
-        """Number of problems."""
         return len(self.right)
 
     def auc(self, counts: Array) -> Array:
@@ -60,7 +59,6 @@ def rank(truth: Sequence[Array], values: Sequence[Sequence[Array]]) -> Ranking:
 
 
 def auc_cells(ranking: Ranking) -> tuple[str, str]:
-    """Return the AUC and its interval over problems."""
     interval = bootstrap(ranking.problems, lambda counts: ranking.auc(counts.astype(float)), resamples=RESAMPLES)
     return f"{float(ranking.auc(np.ones(ranking.problems))):.3f}", f"{interval.low:.3f} to {interval.high:.3f}"
 

@@ -20,7 +20,7 @@ _FILES = ("*.json", "*.safetensors", "*.jinja", "README.md")
 _CARD = "README.md"
 
 
-def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message: str = "Upload critic") -> str:
+def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
     """Publish a critic on the hub; repeating the call publishes a new version.
 
     The model card describes the training data, and its example loads the critic by name. Checkpoints and curves of
@@ -30,7 +30,6 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
         folder: A folder written by training.
         name: ``"org/name"``; created if it does not exist.
         private: Whether a new repository is visible to its owners only.
-        message: The commit message.
 
     Returns:
         The address of the repository.
@@ -56,7 +55,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message
     api = hub.HfApi()
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
-        api.create_commit(name, operations, commit_message=message)
+        api.create_commit(name, operations, commit_message="Upload critic")
     # The errors of the hub's library have no common base class.
     except Exception as error:
         raise DataError(f"cannot publish {name!r}: {one_line(error)}") from error

@@ -35,7 +35,6 @@ from rewardmodels.agents import (
     agent_config,
     credited_samples,
     demonstrations,
-    sampled_messages,
     sibling_pairs,
     train_agents,
 )
@@ -120,26 +119,6 @@ def test_credited_samples_contain_scaled_credit_and_sampled_tokens(store: Path, 
     assert all(len(one.trace.completion) == len(one.trace.logprobs) > 0 for one in samples)
 
 
-def test_credited_samples_take_rewards_from_a_critic(store: Path) -> None:
-    class First:
-        """Prefers final answers that begin with a small digit."""
-
-        max_batch = 64
-
-        def score(self, contexts: Any) -> list[float]:
-            return [float(ord(context.state.text.split()[-1][0])) for context in contexts]
-
-    found = dict(sampled_messages(store, traces_folder(store), "leave-one-out", reward=First()))  # type: ignore[arg-type]
-    with search.open_store(store) as opened:
-        for plan in opened.plans():
-            scores = {one.node: float(ord(one.state.text.split()[-1][0])) for one in plan.candidates}
-            # The last two messages of a tree are siblings, and final.
-            *_, first, second = range(len(plan.tree))
-            gap = scores[first] - scores[second]
-            assert [one.advantage for one in found[plan.problem_id][-2:]] == pytest.approx([gap, -gap])
-
-
-@pytest.mark.parametrize("method", ["value", "control-variate", "value-baseline"])
 def test_value_based_credit_methods_require_a_critic(store: Path, method: str) -> None:
     from rewardmodels import load_critic
 

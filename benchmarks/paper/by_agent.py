@@ -33,15 +33,12 @@ class Replaced:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
         return f"{self.usual.name}, {self.agent}: {self.other.name}"
 
     def identity(self) -> object:
-        """Return everything, except the state, that determines its values."""
         return self.agent, self.usual, self.other
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        """Return one value per state, in order."""
         values = [0.0] * len(contexts)
         for critic in (self.usual, self.other):
             chosen = [i for i, context in enumerate(contexts) if self._of(context) is critic]

@@ -279,13 +279,11 @@ def table(claims: Sequence[PaperClaim]) -> str:
 
 
 def document() -> str:
-    """Return the page."""
     parts = [HEAD, "## The paper's claims\n", table(CLAIMS), "## Comparisons that are not in the paper\n", table(OURS)]
     return "\n".join(parts)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write ``pages/claims.md``."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.paper.claims", description=(__doc__ or "").split("\n")[0]
     )

@@ -98,7 +98,6 @@ def messages(passes: Sequence[Pass]) -> list[Message]:
 
 
 def ranked(own: Sequence[Message], critic: str) -> Any:
-    """Return how a critic ranks messages."""
     groups: dict[str, list[Message]] = {}
     for one in own:
         groups.setdefault(one.problem_id, []).append(one)

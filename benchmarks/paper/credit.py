@@ -193,7 +193,6 @@ def _cell(group: Sequence[Pass], judge: Judge) -> str:
 
 
 def _mean(group: Sequence[Pass], judge: Judge) -> Difference:
-    """Average over problems, with an interval."""
     found = shares(group, judge)
     return Difference(float(np.mean(list(found.values()))), *mean_interval(list(found.values()), 0, 1), len(found))
 

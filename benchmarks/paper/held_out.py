@@ -68,7 +68,6 @@ def pair_cells(metrics: dict[str, Any]) -> tuple[str, ...]:
 
 
 def auc_cells(metrics: dict[str, Any]) -> tuple[str, ...]:
-    """Return AUC and its interval."""
     low, high = metrics["auc_interval"]
     return f"{metrics['auc']:.3f}", f"{low:.3f} to {high:.3f}"
 

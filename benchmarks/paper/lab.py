@@ -83,7 +83,6 @@ class TinyShape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of a folder for it."""
         parts = [f"{self.hidden}x{self.layers}"]
         parts += [f"no-{self.without}"] if self.without else []
         parts += [f"rate-{self.rate:g}"] if self.rate != self._field_defaults["rate"] else []
@@ -225,14 +224,12 @@ class Lab:
         return out
 
     def spec(self, setting: Setting, split: str, number: int | None, seed: int, store: Path) -> RunSpec:
-        """Return the common settings of a setting's searches."""
         task = problems(setting, split, number, self.options.grader)
         system, policy = mas_gym.load_mas(setting.mas), self.policy(setting.policy)
         shared = {"sampling": self.sampling, "concurrency": self.options.concurrency}
         return RunSpec(task, system, policy, seed=seed, store=store, **shared)
 
     def start(self, setting: Setting) -> Start:
-        """Return what starts the runs of a setting."""
         if not self.options.ray:
             return start_here
         fleet = Fleet(self.options.actors, self.options.gpus_per_actor, address=self.options.ray)
@@ -269,7 +266,6 @@ class Lab:
         return ModelSource(self.options.base).identity()
 
     def trees(self, setting: Setting) -> int:
-        """Return the number of training searches of a setting."""
         most = self.options.dynamic_trees if mas_gym.load_mas(setting.mas).dynamic else self.options.trees
         return min(most, self.options.trees)
 

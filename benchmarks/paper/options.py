@@ -116,7 +116,6 @@ class Options:
 
     @property
     def folder(self) -> Path:
-        """Where pages go."""
         return self.pages or self.out / "pages"
 
     @property
@@ -128,7 +127,6 @@ class Options:
 
     @property
     def system(self) -> str:
-        """The MAS of the main task."""
         return self.mas or SYSTEMS[self.task]
 
     def training(self) -> dict[str, Any]:

@@ -29,11 +29,9 @@ class Truth:
         self._problems = {problem.question: problem for problem in task}
 
     def identity(self) -> object:
-        """Return the task, on which its values depend in addition to the state."""
         return self._task
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        """Return one value per state, in order."""
         return [self._score(context) for context in contexts]
 
     def _score(self, context: ScoringContext) -> float:

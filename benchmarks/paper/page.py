@@ -127,25 +127,21 @@ class Page:
         self.blocks.append(markdown_table(header, rows, left))
 
     def picture(self, file: str, alt: str, write: Callable[[Path], object]) -> None:
-        """Add a picture."""
         self.files[file] = write
         self.blocks.append(f"![{alt}]({file})\n")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:
-    """Return a GitHub table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * left + "---:|" * (len(header) - left)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def percent(share: float) -> str:
-    """Return a share in per cent."""
     return f"{100 * share:.1f}"
 
 
 def span(low: float, high: float) -> str:
-    """Return an interval of shares in per cent."""
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 

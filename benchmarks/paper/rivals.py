@@ -38,7 +38,6 @@ class Rivals(NamedTuple):
 
 
 def compared(text: str, paper: str, better: Score, worse: Score) -> Claim:
-    """Compare two searches, tokens included."""
     return claim(text, paper, better.shares, worse.shares, (better.row.tokens.mean, worse.row.tokens.mean))
 
 

@@ -70,11 +70,9 @@ class RealPage:
     blocks: list[str] = field(default_factory=list)
 
     def heading(self, text: str) -> None:
-        """Add a heading."""
         self.blocks.append(f"## {text}\n")
 
     def text(self, text: str) -> None:
-        """Add a paragraph."""
         self.blocks.append(text.strip() + "\n")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:

@@ -148,7 +148,6 @@ def ranking(recordings: Sequence[Recording], critic: Measured, depth: int) -> Ra
 
 
 def make(given: argparse.Namespace) -> Path:
-    """Train the critics and write the page."""
     recordings = read_recordings(given.data)
     critics, low = train_all(recordings, given.out, given.seeds)
     page = RealPage("game24", "Game of 24: critics trained without GPT-4, on GPT-4's trees of thought", SOURCE)
@@ -214,7 +213,6 @@ def _auc(
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Write the page, or print why it is skipped."""
     parser = arguments("game24", "Critics trained without GPT-4, on GPT-4's trees of thought.")
     parser.add_argument("--out", type=Path, default=Path("game24"), help="folder of searches and critics [game24]")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="training runs of each critic")

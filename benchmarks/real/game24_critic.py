@@ -65,7 +65,6 @@ class Labeled(NamedTuple):
 
 
 def labeled(data: RewardData) -> list[Labeled]:
-    """Return the states after each step of every tree."""
     found = []
     for example in data.examples:
         left = read_left(example.chosen[-1])

@@ -63,7 +63,6 @@ class Recording(NamedTuple):
 
 
 def read_recordings(folder: Path) -> list[Recording]:
-    """Read the trees."""
     found = []
     for row in read_rows(folder, SOURCE):
         problem = puzzle(row["id"], sorted(map(int, row["numbers"].split())))

@@ -34,5 +34,4 @@ def options_of(agent: str, prompt: str) -> tuple[str, ...]:
 
 
 def proposer() -> ScriptedPolicy:
-    """Return the policy."""
     return ScriptedPolicy(script, name="random-moves")

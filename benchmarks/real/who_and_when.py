@@ -88,7 +88,6 @@ def at_random(run: FailedRun) -> Verdict:
 
 
 def at_step(run: FailedRun, step: int) -> Verdict:
-    """Blame a message and its agent."""
     return Verdict({run.speakers[step]: 1.0}, {step: 1.0})
 
 
@@ -205,7 +204,6 @@ class Setting(NamedTuple):
 
 
 def settings(groups: Sequence[tuple[str, ...]]) -> list[Setting]:
-    """Return the settings to choose among."""
     return [Setting(*pair) for pair in product(groups, (0.01, 0.1))]
 
 
@@ -319,7 +317,6 @@ def measure(runs: Sequence[FailedRun]) -> tuple[dict[str, tuple[Array, Array]], 
 
 
 def make(given: argparse.Namespace) -> Path:
-    """Write the page."""
     runs = read_runs(given.data)
     found, picked = measure(runs)
     subsets = np.array([run.subset for run in runs])
@@ -392,7 +389,6 @@ def _signed(interval: Interval) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Write the page, or print why it is skipped."""
     run_page(make, arguments("who_and_when", "Who failed, and at which step.").parse_args(words))
 
 

@@ -92,7 +92,6 @@ def _extra(true: list[Step], place: int, step: Step) -> Departure:
 
 
 def hint_of(fault: Departure, facts: list[Fact]) -> Hint:
-    """Return the hint that corrects an error."""
     if fault.kind in ("extra", "repeat"):
         return ("leave", fault.step[-1])
     fact = facts[fault.place]

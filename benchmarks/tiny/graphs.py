@@ -37,12 +37,10 @@ def _turn(role: str, sees_question: bool, inputs: list[str], world: World, rng: 
 
 
 def single(world: World, rng: random.Random) -> list[RoleTurn]:
-    """Write a transcript of the single-agent baseline."""
     return [_turn("Single", True, [], world, rng)]
 
 
 def rpsv(world: World, rng: random.Random) -> list[RoleTurn]:
-    """Write a transcript of Reader, Planner, Solver, Verifier."""
     read = _turn("Reader", True, [], world, rng)
     plan = _turn("Planner", True, [read.text], world, rng)
     work = _turn("Solver", False, [plan.text], world, rng)
@@ -50,7 +48,6 @@ def rpsv(world: World, rng: random.Random) -> list[RoleTurn]:
 
 
 def refine(world: World, rng: random.Random) -> list[RoleTurn]:
-    """Write a transcript of Solver, Evaluator, Reflector, Reviser."""
     draft = _turn("RefineSolver", True, [], world, rng)
     verdict = _turn("Evaluator", False, [draft.text], world, rng)
     tip = _turn("Reflector", False, [draft.text, verdict.text], world, rng)
@@ -58,7 +55,6 @@ def refine(world: World, rng: random.Random) -> list[RoleTurn]:
 
 
 def consensus(world: World, rng: random.Random) -> list[RoleTurn]:
-    """Write a transcript of Reader, two Solvers and Judge."""
     read = _turn("Reader", True, [], world, rng)
     first = _turn("SolverA", True, [read.text], world, rng)
     second = _turn("SolverB", True, [read.text], world, rng)
@@ -113,13 +109,11 @@ GRAPHS: Mapping[str, Callable[[World, random.Random], list[RoleTurn]]] = Mapping
 
 
 def debate(world: QueueWorld, rng: random.Random) -> list[RoleTurn]:
-    """Write a transcript of Angel, Devil and Judge."""
     angel, devil = (_queue_turn(role, True, [], world, rng) for role in ("Angel", "Devil"))
     return [angel, devil, _queue_turn("DebateJudge", True, [angel.text, devil.text], world, rng)]
 
 
 def logic(world: QueueWorld, rng: random.Random) -> list[RoleTurn]:
-    """Write a transcript of Constraint Extractor, World Builder and Query Checker."""
     rules = _queue_turn("ConstraintExtractor", True, [], world, rng)
     order = _queue_turn("WorldBuilder", False, [rules.text], world, rng)
     return [rules, order, _queue_turn("QueryChecker", True, [order.text], world, rng)]

@@ -74,7 +74,6 @@ def write_fact(fact: Fact) -> str:
 
 
 def write_facts(facts: list[Fact]) -> str:
-    """Write a list of facts."""
     return "Facts: " + ", ".join(map(write_fact, facts)) + "."
 
 
@@ -99,14 +98,12 @@ def read_facts(text: str) -> list[Fact] | None:
 
 
 def write_step(step: Step) -> str:
-    """Write one plan step."""
     if step[0] == "+*":
         return f"+ {step[1]} * {step[2]}"
     return f"{step[0]} {step[1]}"
 
 
 def write_plan(plan: list[Step]) -> str:
-    """Write a plan."""
     return "Plan: " + ", ".join(map(write_step, plan)) + "."
 
 
@@ -156,7 +153,6 @@ def read_answer(text: str) -> str | None:
 
 
 def write_hint(hint: Hint) -> str:
-    """Write one piece of advice."""
     match hint[0]:
         case "times":
             return f"{hint[1]} times means * {hint[1]}"
@@ -170,7 +166,6 @@ def write_hint(hint: Hint) -> str:
 
 
 def write_hints(hints: list[Hint]) -> str:
-    """Write several pieces of advice."""
     return ", ".join(map(write_hint, hints))
 
 

@@ -89,12 +89,10 @@ def reader(world: World, inputs: list[str], rng: random.Random) -> str:
 
 
 def planner(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Turn the last facts into steps."""
     return language.write_plan(make_plan(_last_facts(inputs) or world.facts, "Planner", rng, _heeded(inputs, rng)))
 
 
 def solver(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Execute the last plan."""
     plan = _last_plan(inputs) or arithmetic.plan_of(world.facts)
     return language.write_work(carry_out(plan, "Solver", rng, _heeded(inputs, rng)))
 

@@ -117,6 +117,5 @@ GENERATED = tuple(f"{family}-{level}" for family, task in FAMILIES.items() for l
 
 
 def generated(name: str, split: str) -> Arithmetic:
-    """Return a task of `GENERATED`."""
     family, _, level = name.partition("-")
     return FAMILIES[family](split, difficulty=int(level))

@@ -204,7 +204,6 @@ def _run_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
     out = argparse.ArgumentParser(prog="python -m benchmarks.tiny.train", description="Train the embedded tiny model.")
     out.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     out.add_argument("--init", type=Path, default=None, help="folder of a model to start from")

@@ -65,7 +65,6 @@ class _Front(TyperGroup):
         self.commands = _Commands()  # type: ignore[assignment]
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Parse the command line."""
         with escaped_usage_errors():
             return super().make_context(*arguments, **options)
 
@@ -77,7 +76,6 @@ class _Front(TyperGroup):
         return parsed
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
         with errors_shown(bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 

@@ -92,7 +92,6 @@ def _rows(specs: Sequence[str]) -> list[Row]:
 
 
 def _shipped() -> list[str]:
-    """Return the shipped critics and print a note about them."""
     note(
         f"Critics: {ORM} and {MASPRM}, shipped with this package and trained on training problems; "
         "--from-scratch trains new ones, --critic compares others."

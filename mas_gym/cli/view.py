@@ -120,7 +120,6 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*rest)
 
     def do_GET(self) -> None:
-        """Send a page, a plot or an error."""
         # Another site's page could reach this server through DNS rebinding; it must not read the store.
         from search.service import foreign
 
@@ -150,7 +149,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, _error_page(str(error)))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer an invalid request."""
         self._send(code, _error_page(HTTPStatus(code).phrase))
 
     def _send(

@@ -94,7 +94,6 @@ def _first_change(calls: Sequence[Call], again: Sequence[Call]) -> tuple[int, st
 
 
 def _change(calls: Sequence[Call], again: Sequence[Call]) -> str:
-    """Describe the first difference between two dry runs."""
     number, changed = _first_change(calls, again)
     if number:
         return (

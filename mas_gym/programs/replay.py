@@ -171,7 +171,6 @@ class Runner(IdleMonitor):
         return execution
 
     def _start_next(self) -> None:
-        """Start the executions that wait for a slot."""
         while True:
             with self._lock:
                 if not self._queue or len(self._busy) >= self.program.running:

@@ -38,7 +38,6 @@ def check_critic(
     mas: MASSource = "rpsv",
     question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
     tolerance: float = 1e-4,
-    seed: int = 0,
     other: CriticLike | None = None,
 ) -> None:
     """Check a critic: the type and order of its values, its identity, and that a value depends only on its state.
@@ -48,7 +47,6 @@ def check_critic(
         mas: The system of the states to score.
         question: A question suitable for the critic.
         tolerance: Maximum change in a value caused by batching.
-        seed: Seed of the episodes.
         other: Another instance, such as one with other weights. If its values differ, it must have another
             identity, because a run store treats two critics with the same identity as one.
 
@@ -60,7 +58,7 @@ def check_critic(
     critic, other = as_critic(critic), None if other is None else as_critic(other)
     findings = Findings(f"critic {critic.name!r}")
     _check_attributes(findings, critic)
-    contexts = _contexts(load_mas(mas), question, bool(critic.terminal_only), seed)
+    contexts = _contexts(load_mas(mas), question, bool(critic.terminal_only))
     identity = stated(findings, critic)
     values = _score(findings, critic, contexts)
     if values is not None:
@@ -99,8 +97,8 @@ def _check_attributes(findings: Findings, critic: Critic) -> None:
         findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {shown(value)}")
 
 
-def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ScoringContext]:
-    model, rng = Dynamics(mas), random.Random(seed)
+def _contexts(mas: MAS, question: str, terminal_only: bool) -> list[ScoringContext]:
+    model, rng = Dynamics(mas), random.Random(0)
     contexts = []
     for texts in (ORDINARY, ORDINARY, (*HOSTILE, *ORDINARY)):
         states = walk(model, question, texts, rng)

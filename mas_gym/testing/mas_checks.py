@@ -17,14 +17,13 @@ from mas_gym.testing.shared_checks import HOSTILE, ORDINARY, Findings, walk
 _QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
 
 
-def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 50, seed: int = 0) -> MAS:
+def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 50) -> MAS:
     """Check a MAS config: it is valid, its episodes end, every agent can act, and its environment works.
 
     Args:
         source: An argument of `mas_gym.load_mas`.
         texts: Messages that meet the conditions of your edges; patterns of ``contains:`` are tried automatically.
         episodes: Number of random episodes to play.
-        seed: Seed of the episodes.
 
     Returns:
         The system.
@@ -40,7 +39,7 @@ def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 5
     )
     model = Dynamics(mas)
     patterns = [e.condition.pattern for e in mas.edges if e.condition and e.condition.kind.endswith("contains")]
-    rng = random.Random(seed)
+    rng = random.Random(0)
     says = [*ORDINARY, *HOSTILE, *patterns, *texts]
     acted: set[int] = set()
     for _ in range(episodes):

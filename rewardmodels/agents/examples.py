@@ -179,7 +179,6 @@ def credited_samples(
     method: str,
     critic: Critic | None = None,
     run: str | None = None,
-    reward: Critic | None = None,
 ) -> list[CreditedSample]:
     """Return the samples of `sampled_messages` (same arguments), with advantages scaled to a root mean square of 1.
 
@@ -187,7 +186,7 @@ def credited_samples(
         ConfigError: The method needs a critic.
         DataError: A message has no trace, or no message has an advantage other than 0.
     """
-    found = [one for _, messages in sampled_messages(path, traces, method, critic, run, reward) for one in messages]
+    found = [one for _, messages in sampled_messages(path, traces, method, critic, run) for one in messages]
     scale = (sum(one.advantage**2 for one in found) / max(len(found), 1)) ** 0.5
     if not scale:
         raise DataError(
@@ -204,7 +203,6 @@ def sampled_messages(
     method: str,
     critic: Critic | None = None,
     run: str | None = None,
-    reward: Critic | None = None,
 ) -> list[tuple[str, list[CreditedSample]]]:
     """Return the id of each problem with its sampled messages, for trainers that group samples.
 
@@ -216,7 +214,6 @@ def sampled_messages(
         method: A method of `search.credit.credit`.
         critic: Critic for the methods that need state values.
         run: One training run; None reads all training runs. Advantages are computed within each run.
-        reward: Critic whose values of the final states replace the true rewards.
 
     Raises:
         ConfigError: The method needs a critic.
@@ -231,8 +228,7 @@ def sampled_messages(
             plans = [plan for plan in store.plans(info.run) if plan.tree is not None]
             seeds = dict(store.message_seeds(info.run))
             value = None if critic is None or method not in VALUE_CREDITS else _values(plans, critic)
-            given = None if reward is None else _values(plans, reward)
-            for plan, messages in zip(plans, credit(plans, method, reward=given, value=value), strict=True):
+            for plan, messages in zip(plans, credit(plans, method, value=value), strict=True):
                 samples = []
                 for one in messages:
                     seed = seeds[plan.problem_id][one.node]

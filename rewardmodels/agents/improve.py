@@ -197,7 +197,6 @@ class _Stage:
             raise stop
 
     def train_critic(self) -> None:
-        """Train a MASPRM on the searches."""
         self.log("training a critic on them")
         settings = dict(self.config.critic)
         teach(lambda: trees(self.searches), self.critic, "masprm", "bt", self.start, log=self.log, **settings)
@@ -250,7 +249,6 @@ class _Stage:
         return found
 
     def examples(self) -> Sequence[Example]:
-        """Return the training examples for the agents."""
         [info] = grown(self.searches)
         settings = agent_config(self.config.method, 0, dict(self.config.agents))
         valued = self.config.method == "grpo" and settings.credit in VALUE_CREDITS

@@ -276,16 +276,15 @@ def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dic
         )
 
 
-def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
+def split(data: RewardData, held_out: float = 0.1) -> tuple[RewardData, RewardData]:
     """Split by problem into a training and a held-out set.
 
-    A problem's assignment depends only on its name and the seed, not on the run or the other problems. If one of
+    A problem's assignment depends only on its name, not on the run or the other problems. If one of
     the sets would be empty, one problem is moved into it.
 
     Args:
         data: The examples.
         held_out: Share of the problems to hold out, in ``(0, 1)``.
-        seed: Seed for the assignment.
 
     Raises:
         ConfigError: The share is not between 0 and 1.
@@ -298,7 +297,7 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
         raise DataError(
             f"expected examples from at least two problems, to hold one out, got {len(problems)}; add problems"
         )
-    place = {p: int.from_bytes(blake2b(f"{seed}|{p[0]}|{p[1]}".encode(), digest_size=8).digest()) for p in problems}
+    place = {p: int.from_bytes(blake2b(f"42|{p[0]}|{p[1]}".encode(), digest_size=8).digest()) for p in problems}
     ranked = sorted(problems, key=place.__getitem__)
     count = sum(place[problem] < held_out * 2**64 for problem in ranked)
     out = set(ranked[: min(max(1, count), len(ranked) - 1)])

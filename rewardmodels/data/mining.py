@@ -146,6 +146,5 @@ def _split(ranked: Sequence[float]) -> int:
 
 
 def _round_robin(groups: Sequence[list[Pair]]) -> list[Pair]:
-    """Return the first of each group, then the second of each, and so on."""
     longest = max(map(len, groups), default=0)
     return [group[i] for i in range(longest) for group in groups if i < len(group)]

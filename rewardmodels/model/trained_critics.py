@@ -127,7 +127,6 @@ class LearnedCritic(ModelCritic):
             torch.cuda.empty_cache()
 
     def _place(self) -> tuple[str, str]:
-        """Choose device and precision, and return them."""
         import torch
 
         from mas_gym.policies.local.forward import fast_bfloat16
