@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -28,241 +29,23 @@ CHOICE = Problem(
 )  # the third option ends in a label, the second begins with one
 LETTERS = Problem("l", "Who?", "A", "choice", {"options": ["F", "L", "G", "M"]})
 
-NUMBERS = [
-    # the templates of the shipped systems, and what models make of them
-    ("FINAL ANSWER: [18]", "18"),
-    ("**Final Answer:** $18", "18"),
-    ("Final Answer:18", "18"),
-    ("Final  Answer :  18", "18"),
-    ("_Final Answer_: 18", "18"),
-    ("Final Answer = 18", "18"),
-    ("VERDICT: AGREE\nFinal Answer: 18", "18"),
-    ("**Final Answer**\n\n18", "18"),
-    ("### Final Answer\n**18 dollars**", "18"),
-    ("Final Answer:\n\\[\n18\n\\]", "18"),
-    ("Final Answer:\n$$18$$", "18"),
-    ("Final Answer: \\(18\\)", "18"),
-    ("Final Answer: $\\boxed{18}$ dollars", "18"),
-    ("\\boxed{\\boxed{18}}", "18"),
-    ("\\boxed 7", "7"),
-    ("<answer>18</answer>", "18"),
-    ('{"answer": 18}', "18"),
-    ("#### 18", "18"),
-    ("#### -1,018", "-1018"),
-    ("#### Step 2\nwe get 18", "18"),
-    ("Answer: 18", "18"),
-    ("The answer is therefore 18.", "18"),
-    ("Therefore, Janet makes $18 every day.", "18"),
-    ("18", "18"),
-    # the last statement counts, and only a statement
-    ("Final Answer: 9\nWait.\nFinal Answer: 18", "18"),
-    ("the final answer is 9. No, the final answer is 18.", "18"),
-    ("\\boxed{9} then \\boxed{18}", "18"),
-    ("Final Answer: 18. The final answer is in dollars.", "18"),
-    ("Final Answer: 18\n(The answer is based on 9 eggs)", "18"),
-    ("\\boxed{18}. We may check our answer: $9*2=17$, so our answer is correct", "18"),
-    ("we check our answer: 17*44 = 748. \\boxed{18} is what we found", "18"),
-    ("The value is 9. Final Answer: \\boxed{18}. Done in 3 steps", "18"),
-    ("Final Answer: The total is 18 dollars. This was checked by 2 people.", "18"),
-    ("The answer is not 9. The answer is 18.", "18"),
-    ("She makes 9*2=18.\nFinal Answer:", "18"),
-    # no answer is better than a guess
-    ("Final Answer: unknown", None),
-    ("We get 18.\nFinal Answer: cannot be determined", None),
-    ("Final Answer: <number>", None),
-    ("Final Answer: [your answer]", None),
-    ("Final Answer: 18 or 20", None),
-    ("Final Answer: 18, 20", None),
-    ("Final Answer: 18 dollars or 20 dollars", None),
-    ("Final Answer: 5-10", None),
-    ("", None),
-    (" \n\t ", None),
-    # work left undone is not the answer, nor is a part of it
-    ("Final Answer: 3 + 4", None),
-    ("Final Answer: 9**9**9**9", None),
-    ("Final Answer: 2\\sqrt5", None),
-    ("Final Answer: 3\\pi", None),
-    ("Final Answer: 3x", None),
-    ("Final Answer: 52_8", None),
-    ("Final Answer: 9 * 2 = $18 per day.", "18"),
-    ("Final Answer: Janet makes 9 * 2 = $18 per day.", "18"),
-    ("Final Answer: 18 = 9 * 2", "18"),
-    ("Final Answer: x = 18", "18"),
-    # the parts of one quantity are two numbers
-    ("Final Answer: 18 minutes and 30 seconds", None),
-    ("Final Answer: 5 feet 6 inches", None),
-    # quantities of two kinds, or of growing units, are two numbers
-    ("Final Answer: 18 apples and 12 oranges", None),
-    ("Final Answer: 30 seconds and 18 minutes", None),
-    ("Final Answer: 18 minutes and 30 minutes", None),
-    ("Final Answer: 2 months and 10 days", None),
-    ("Final Answer: 18 dollars and 30 minutes", None),
-    ("Final Answer: 5 hours 30 minutes or 6 hours", None),
-    # a count after the number that begins the statement is not the answer
-    ("Final Answer: 18 in 2 days", "18"),
-    ("Final Answer: 18 dollars in 2 days", "18"),
-    ("Final Answer: 18 miles over the next 7 days", "18"),
-    ("Final Answer: $18 for 3 people", "18"),
-    ("The answer is 18 in 2 days.", "18"),
-    # in another sentence, the last number counts
-    ("Final Answer: He ran 3 miles in 18 minutes", "18"),
-    ("Final Answer: The 3 men finish in 18 days", "18"),
-    ("Final Answer: He finishes in 18 days", "18"),
-    ("She walked 3 miles in 18 minutes.", "18"),
-    ("Final Answer: The work is done in 18 hours", "18"),
-    ("Final Answer: With 2 cups each, the total is 18", "18"),
-    ("Final Answer: The 2 boys have 18", "18"),
-    ("Final Answer: 18 of 20", None),
-    ("Final Answer: 18 eggs 2", None),
-    ("Final Answer: 18 in 2 days or 20 in 3 days", None),
-    # forms of numbers
-    ("Final Answer: 1,800 dollars", "1800"),
-    ("Final Answer: 1,00,000", "100000"),
-    ("Final Answer: 18.00", "18"),
-    ("Final Answer: .5", "0.5"),
-    ("Final Answer: -18", "-18"),
-    ("Final Answer: \u221218", "-18"),
-    ("Final Answer: -$18", "-18"),
-    ("Final Answer: $-18", "-18"),
-    ("Final Answer: \u20ac18", "18"),
-    ("Final Answer: 18 \u20ac", "18"),
-    ("Final Answer: 18%", "18"),
-    ("Final Answer: 30^\\circ", "30"),
-    ("Final Answer: 30\u00b0", "30"),
-    ("Final Answer: $\\frac{3}{4}$", "0.75"),
-    ("Final Answer: \\dfrac34 cups", "0.75"),
-    ("Final Answer: 2/6 of the cake", "1/3"),
-    ("Final Answer: 1\\frac{4}{5}", "1.8"),
-    ("Final Answer: 1 4/5", "1.8"),
-    ("Final Answer: \u00bd", "0.5"),
-    ("Final Answer: 1.5e3", "1500"),
-    ("Final Answer: 6.72 \\times 10^{-5}", "0.0000672"),
-    ("Final Answer: 18/hour", "18"),
-    ("Final Answer: 18 (eighteen)", "18"),
-    ("Final Answer: about $18", "18"),
-    ("Final Answer: \u2248 18", "18"),
-    ("Final Answer: - 18 eggs", "18"),
-    ("Final Answer: \uff11\uff18", "18"),
-    ("Final Answer: \u0661\u0668", "18"),
-    # separators of thousands
-    ("Final Answer: $1\\,000$", "1000"),
-    ("\\boxed{1\\,000}", "1000"),
-    ("Final Answer: 1\\, 000", "1000"),
-    ("Final Answer: 1\\thinspace 000", "1000"),
-    ("Final Answer: 1{\\,}000", "1000"),
-    ("Final Answer: 1\\text{,}000", "1000"),
-    ("Final Answer: 12 000 dollars", "12000"),
-    ("They paid 12 000 dollars.", "12000"),
-    ("#### 12 000", "12000"),
-    ("Final Answer: 12 345.67", "12345.67"),
-    ("Final Answer: -$12 000", "-12000"),
-    ("Final Answer: 1'000.50", "1000.5"),
-    ("Final Answer: 1.000.000", "1000000"),
-    ("Final Answer: 1.234.567,89", "1234567.89"),
-    ("Final Answer: 7 100", "7100"),
-    # digits that do not form groups of one number
-    ("Final Answer: 7 10", None),
-    ("Final Answer: 1234 567", None),
-    ("Final Answer: 1 0000", None),
-    ("Final Answer: 1 000 00", None),
-    ("Final Answer: 1,000 000", None),
-    ("Final Answer: 0 100", None),
-    ("Final Answer: 3 000 and 5", None),
-    ("Final Answer: 1 000, 2 000", None),
-    ("Final Answer: 1.2.3", None),
-    ("Final Answer: 1 100/200", "1.5"),
-    ("Final Answer: 5 100-gram bars", "5"),
-    ("Final Answer: 18 4-minute videos", "18"),
-    ("Final Answer: 30^\\circ 15'", None),
-    # magnitudes
-    ("Final Answer: 1.5 million", "1500000"),
-    ("The cost is $1.5 million.", "1500000"),
-    ("#### 1.5 million", "1500000"),
-    ("Final Answer: 1 000 million", "1000000000"),
-    ("Final Answer: 5 thousandths", None),
-    ("Final Answer: 3-5 million", None),
-    ("Final Answer: 1 or 2 million", None),
-    # units
-    ("Final Answer: 5 km", "5"),
-    ("Final Answer: 5 kg", "5"),
-    ("Final Answer: 5 m", "5"),
-    ("Final Answer: 5m", "5"),
-    ("Final Answer: $5m$", "5"),
-    ("Final Answer: $3 m/s$", "3"),
-    ("Final Answer: 300 K", "300"),
-    ("Final Answer: 300^\\circ K", "300"),
-    ("Final Answer: 0.1 M", "0.1"),
-    # hostile text
-    ("Final Answer: 18\x00", "18"),
-    ("Final Answer: \u202e18", "18"),
-    ("Final Answer: 18\ud800", "18"),
-    ("Final Answer: " + "9" * 700, None),
-    ("Final Answer: 1e999", None),
-    ("Final Answer: 1/0", None),
-]
+
+ANSWERS = yaml.safe_load((Path(__file__).parent / "data" / "answers.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("text", "answer"), NUMBERS)
+@pytest.mark.parametrize(("text", "answer"), [*ANSWERS["number"], ("Final Answer: " + "9" * 700, None)], ids=ascii)
 def test_numbers_are_extracted(text: str, answer: str | None) -> None:
     assert extract_answer(NUMBER, text) == answer
 
 
-CHOICES = [
-    ("Final Answer: B", "B"),
-    ("Final Answer: b", "B"),
-    ("Final Answer: (B)", "B"),
-    ("Final Answer: B.", "B"),
-    ("Final Answer: **B**", "B"),
-    ("Final Answer: option b", "B"),
-    ("Final answer: Choice (c)", "C"),
-    ("FINAL ANSWER: [C]", "C"),
-    ("Final Answer: <C>", "C"),
-    ("Final Answer:\n\n**C**", "C"),
-    ("Final Answer: \uff22", "B"),
-    ("Final Answer: B. A cat is black", "B"),
-    ("Final Answer: B, since A is false", "B"),
-    ("Final Answer: D\n\nExplanation: A and B fail.", "D"),
-    ("Final Answer: D \u2014 the dog", "D"),
-    ("\\boxed{\\text{B}}", "B"),
-    ("the answer is C. Wait, no, the answer is D", "D"),
-    ("The answer is a tricky one. Final Answer: D", "D"),
-    ("Final Answer: Not A, but B", "B"),
-    # the whole text of an option names it
-    ("Final Answer: Paris", "A"),
-    ("Final Answer: A cat is black", "B"),
-    ("Final Answer: a cat is black.", "B"),
-    ("Final Answer: Vitamin C", "C"),
-    # A is a label and an article
-    ("Final Answer: A", "A"),
-    ("Final Answer: a", "A"),
-    ("Final Answer: A.", "A"),
-    ("Final Answer: A because it is", "A"),
-    ("Final Answer: A dog ate it", None),
-    ("A valid state supports the dog", None),
-    ("A quick look shows a cat.\nB", "B"),
-    # none, two, or one that does not exist
-    ("Final Answer: Because the cat is black", None),
-    ("Final Answer: A and B", None),
-    ("Final Answer: A or C", None),
-    ("Final Answer: BD", None),
-    ("Final Answer: E", None),
-    ("Final Answer: the first option", None),
-    ("", None),
-    # no statement
-    ("(C)", "C"),
-    ("b", "B"),
-    ("I pick B.", "B"),
-    ("A is wrong. B is correct.", "B"),
-    ("Option A is wrong because of a cat. Option C is the correct one", "C"),
-    ("So, the valid conclusion is D.", "D"),
-    ("A careful reading gives C.", "C"),
-    ("Therefore option (A) follows.", "A"),
-]
-
-
-@pytest.mark.parametrize(("text", "label"), CHOICES)
+@pytest.mark.parametrize(("text", "label"), ANSWERS["choice"])
 def test_option_labels_are_extracted_from_messages(text: str, label: str | None) -> None:
     assert extract_answer(CHOICE, text) == label
+
+
+@pytest.mark.parametrize(("text", "expected"), ANSWERS["expression"])
+def test_extract_answer_reads_a_value_among_words(text: str, expected: str) -> None:
+    assert extract_answer(Problem("p", "?", "1", "expression"), text) == expected
 
 
 @pytest.mark.parametrize(("text", "label"), [("F", "A"), ("G", "C"), ("B", "B"), ("B. L", "B"), ("L", "B")])
@@ -270,95 +53,14 @@ def test_options_that_are_letters_are_extracted(text: str, label: str) -> None:
     assert extract_answer(LETTERS, f"Final Answer: {text}") == label
 
 
-EQUAL = [
-    (r"3\sqrt{13}", r"\sqrt{117}"),
-    ("p - q", "-q+p"),
-    (r"\frac{\sqrt{3}}{3}", r"1/\sqrt{3}"),
-    (r"\frac{\sqrt3}3", r"\dfrac{\sqrt{3}}{3}"),
-    ("6 - 5i", "-5i+6"),
-    (r"\cot x", r"\frac{\cos x}{\sin x}"),
-    ("(a+5)(b+2)", "ab+2a+5b+10"),
-    ("y = 2x + 3", "2x-y+3=0"),
-    ("y = 2x + 3", "2x+3"),
-    ("x=5", "5"),
-    ("5", "$x = 5$"),
-    ("52_8", "52_{8}"),
-    (r"x \in [-2,7]", "[-2,7]"),
-    (r"x \in [-2,7]", r"-2\le x\le 7"),
-    (r"x \ge 3", r"3 \le x"),
-    (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"),
-    (r"\{1\pm\sqrt{5},-2\}", r"-2, 1+\sqrt5, 1-\sqrt5"),
-    ("1,-2", r"\{-2, 1\}"),
-    ("3,5,7", "$3$, $5$, and $7$"),
-    (r"1 \text{ and } -2", "-2, 1"),
-    (r"\text{Evelyn}", "evelyn."),
-    (r"\text{(C)}", "C"),
-    (r"90^\circ", "90 degrees"),
-    (r"10,\!080", "10080"),
-    (r"11,\! 111,\! 111,\! 100", "11,111,111,100"),
-    (r"\$18.90", "18.9"),
-    (r"864 \mbox{ inches}^2", "864 square inches"),
-    (r"\frac{270}7\text{ degrees}", "38.571"),
-    (r"137 \frac{1}{2}", "275/2"),
-    (r"(0,9) \cup (9,36)", r"(9,36) \cup (0,9)"),
-    (r"(-\infty, 2) \cup (3, \infty)", "(-\u221e,2)\u222a(3,+\u221e)"),
-    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix}-\frac13\\ \frac23\end{bmatrix}"),
-    (r"\left( 3, \frac{\pi}{2} \right)", "(3, \u03c0/2)"),
-    (r"\log_2 8", "3"),
-    (r"\binom{5}{2}", "10"),
-    ("120", "5!"),
-    (".0000672", r"6.72 \times 10^{-5}"),
-    (r"\frac{20000}{\pi}", "6366.1977"),
-    ("3:30 p.m.", r"3:30 \text{ PM}"),
-    (r"50\%", "50"),
-    ("1'000", r"1\,000"),
-]
-DIFFERENT = [
-    ("1.5", "1.5 million"),
-    (r"2\sqrt{5}", "25"),
-    (r"3\pi", "3"),
-    ("12", r"12\pi"),
-    (r"\frac{3}{4}", "3"),
-    (r"\pi", "3.14"),
-    (r"\sqrt{2}", "1.4"),
-    (r"\frac{2}{1005}", r"\frac{2}{1006}"),
-    (".0000672", "0"),
-    (".0000672", "0.0005"),
-    ("5", "5.002"),
-    ("70000", "70001"),
-    ("52_8", "52_9"),
-    ("52_8", "42"),
-    ("(3,4]", "[3,4)"),
-    ("(1,2)", "(2,1)"),
-    ("1,-2", "1,2"),
-    ("3,5,7", "3,5"),
-    ("x=5", "y=5"),
-    ("y = 2x+3", "y=2x+4"),
-    (r"\sqrt{x^2}", "x"),
-    ("|x|", "x"),
-    ("p-q", "q-p"),
-    ("R-r", "0"),
-    ("10", "5 5"),
-    (r"1 \pm \sqrt{19}", r"1+\sqrt{19}"),
-    (r"(0,9)\cup(9,36)", "(0,36)"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
-    (r"\text{(C)}", "(B)"),
-    (r"\text{even}", "odd"),
-    ("3:30 a.m.", "3:30 p.m."),
-    ("3:30", "330"),
-    (r"\infty", "100"),
-    ("6", r"1 \ldots 5"),
-]
-
-
-@pytest.mark.parametrize(("reference", "answer"), EQUAL)
+@pytest.mark.parametrize(("reference", "answer"), ANSWERS["equal"])
 def test_equal_expressions_are_accepted(reference: str, answer: str) -> None:
     read = read_expression(answer)
     assert read is not None
     assert compare_expressions(reference, read, "expression") == "equal"
 
 
-@pytest.mark.parametrize(("reference", "answer"), DIFFERENT)
+@pytest.mark.parametrize(("reference", "answer"), ANSWERS["different"])
 def test_different_expressions_are_rejected(reference: str, answer: str) -> None:
     read = read_expression(answer)
     assert read is not None
@@ -382,28 +84,6 @@ def test_equal_answers_count_as_the_same_vote(kind: str, answers: list[str]) -> 
 
 
 # ------------------------------------------ errors of the released code
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("The answer is 7.5 cups of flour for 2 five-pound cakes.", "7.5"),
-        ("The answer is 567 for the 5th term of the sequence.", "567"),
-        ("The answer is that there are 52 Fridays in 2007.", "52"),
-        ("The answer is 12, as explained in solution 2.", "12"),
-        ("n = 36\n\nTherefore, the polygon has 36 sides.", "36"),
-        ("Thus, the area is increased by 44%.", "44"),
-        ("The answer is 3 out of 5.", "3out of5"),
-        ("The answer is 5 feet 6 inches.", "5feet6"),
-        ("The answer is 5 or 7.", "5,7"),
-        ("The answer is 2 sin 30.", "2sin30"),
-        ("The answer is 4x + 3 for all real x.", "4x+3for all real x"),
-        (r"The matrix is $\begin{pmatrix} 1 \\ 7 \end{pmatrix}$.", r"\begin{pmatrix}1\\7\end{pmatrix}"),
-        ("The function is even.", "even"),
-    ],
-)
-def test_extract_answer_reads_a_value_among_words(text: str, expected: str) -> None:
-    assert extract_answer(Problem("p", "?", "1", "expression"), text) == expected
 
 
 def test_mmlu_answer_0_is_option_a(tmp_path: Path) -> None:
@@ -438,30 +118,6 @@ def test_answer_sentences_in_other_languages_are_read(sentence: str) -> None:
     assert extract_answer(NUMBER, "3 + 4 = 7\n" + sentence.format(18)) == "18"
     for label in "AB":
         assert extract_answer(CHOICE, sentence.format(label)) == label
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("Die Antwort ist 1.234,50 Euro.", "1234.5"),
-        ("La r\u00e9ponse est 2,5.", "2.5"),
-        ("Final Answer: 1.234.567,89", "1234567.89"),
-        ("\u7b54\u6848\uff1a18\uff08\u6bcf\u5929\uff09\u3002\u5269\u4f59 3 \u4e2a\u3002", "18"),
-        ("\u7b54\u3048\u306f18\u3067\u3059\u30021\u65e53\u500b\u98df\u3079\u307e\u3059\u3002", "18"),
-        ("\u041e\u0442\u0432\u0435\u0442: 18 \u0434\u043e\u043b\u043b., 126 \u0432 \u0434\u0435\u043d\u044c", "18"),
-        ("\u5229\u6da6\u4e3a7\u4e07\u7f8e\u5143", "70000"),
-        ("\u0989\u09a4\u09cd\u09a4\u09b0: \u09e7\u09ee", "18"),
-        ("\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02 \u0c67\u0c6e.", "18"),
-        ("Final Answer: negative 5", "-5"),
-        ("Final Answer: minus $5", "-5"),
-        ("Final Answer: not 18", None),
-        ("The answer is not 18.", None),
-        ("The answer is not 18. She makes 20.", "20"),
-    ],
-    ids=ascii,
-)
-def test_numbers_of_other_languages_and_in_words_are_read(text: str, answer: str | None) -> None:
-    assert extract_answer(NUMBER, text) == answer
 
 
 def test_decimal_setting_decides_between_two_readings(tmp_path: Path) -> None:
