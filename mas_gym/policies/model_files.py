@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import PolicyError
 
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".codes", ".spm", ".tokenizer", ".py")
-"""Files that determine a model's output: weights, configs, templates, vocabularies of every tokenizer class, and code."""
+"""Suffixes of the files that determine a model's output: weights, configs, templates, vocabularies and code."""
 
 _READERS = 8
 _importing = threading.Lock()

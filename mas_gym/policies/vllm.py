@@ -198,8 +198,8 @@ def _rank(folder: str) -> int:
         ) from error
     if not file.with_name("adapter_model.safetensors").is_file():
         raise ConfigError(
-            f"expected adapter_model.safetensors in {folder!r}, found none; save the adapter again with save_pretrained, "
-            "because pickled weights would not be part of its identity"
+            f"expected adapter_model.safetensors in {folder!r}, found none; pickled weights would not be part of the "
+            "adapter's identity, so save it again with save_pretrained"
         )
     if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
         raise ConfigError(f"expected a LoRA rank from 1 to {_MAX_RANK} in {file}, got {rank!r}")
