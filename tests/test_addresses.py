@@ -60,7 +60,12 @@ CRITICS = [
     "http://me:hidden@127.0.0.1:9/pooling#model=m&unknown=1",
     "vote:http://me:hidden@127.0.0.1:9/pooling,random",
 ]
-PROGRAMS = ["http://me:hidden@h:9/solve", "http://me:hid den@h/solve", "http://h:9/solve?key=hidden", "http://me:hid/den@h/solve"]
+PROGRAMS = [
+    "http://me:hidden@h:9/solve",
+    "http://me:hid den@h/solve",
+    "http://h:9/solve?key=hidden",
+    "http://me:hid/den@h/solve",
+]
 KINDS = ((load_policy, POLICIES), (load_critic, CRITICS), (load_program, PROGRAMS))
 
 
