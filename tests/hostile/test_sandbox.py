@@ -204,6 +204,10 @@ FORGERIES = {
         "        cases = frame.f_locals['job']['cases']\n        cases[:-2] = ['pass'] * (len(cases) - 2)\n"
         "    frame = frame.f_back\ndef f(x): return 0"
     ),
+    "a replaced verdict": (
+        "import unittest\ndef f(x):\n    unittest.TextTestResult.wasSuccessful = lambda _: True\n    return 0"
+    ),
+    "a skipped test": "import unittest\ndef f(x): raise unittest.SkipTest('x')",
     "a replaced builtin": "import builtins\nbuiltins.all = lambda _: True\ndef f(x): return 0",
     "load_tests": "import unittest\ndef load_tests(*_): return unittest.TestSuite()\ndef f(x): return 0",
     "load_tests at the call": (

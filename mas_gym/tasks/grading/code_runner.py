@@ -259,7 +259,19 @@ class _Suite:
             return _described(error)
         if file != "tests.py" or error.code:
             return f"unittest.main() ended {file} with exit code {int(error.code or 0)}"
-        return None if place.tb_frame.f_locals["self"].result.testsRun else "no test ran"
+        result = place.tb_frame.f_locals["self"].result
+        if result.failures or result.errors or result.unexpectedSuccesses:
+            return "a unit test failed"
+        if not all(map(_declared, result.skipped)):
+            return "the code skipped a unit test"
+        return None if result.testsRun > len(result.skipped) else "no test ran"
+
+
+def _declared(skipped: tuple[Any, str]) -> bool:
+    """Return whether a decorator in the tests, not an exception of the code, skipped a test."""
+    test, _ = skipped
+    method = getattr(test, getattr(test, "_testMethodName", ""), None)
+    return any(getattr(part, "__unittest_skip__", False) for part in (type(test), method))
 
 
 def _restore(before: list[tuple[Any, dict[str, object]]]) -> None:
