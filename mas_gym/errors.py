@@ -132,10 +132,10 @@ def shown_url(text: str) -> str:
     >>> shown_url("openai:m@https://me:p@ss/word@host:80/v1?key=secret")
     'openai:m@https://host:80/v1'
     """
-    return _QUERY.sub(r"\1", _PASSWORD.sub("://", text))
+    return _QUERY.sub(r"\1", _PASSWORD.sub(r"\1", text))
 
 
-_PASSWORD = re.compile(r"://\S*@")
+_PASSWORD = re.compile(r"(https?:/+|//)\S*@", re.IGNORECASE)
 _QUERY = re.compile(r"""(://[^\s?#'"]*)[?#][^\s'"]*""")
 
 

@@ -212,7 +212,10 @@ def _calibrated(argument: str) -> Calibrated:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {error}; train it again with mas-gym train calibrated") from error
     model = read_model(data)
-    return Calibrated([_member(folder.resolve(), member) for member in model.members], model)
+    try:
+        return Calibrated([_member(folder.resolve(), member) for member in model.members], model)
+    except RecursionError as error:
+        raise DataError(f"cannot read {path}: its combinations are nested too deeply; train them again") from error
 
 
 def _member(folder: Path, text: str) -> Critic:

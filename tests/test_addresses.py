@@ -46,15 +46,26 @@ POLICIES = [
     "{A: 'openai:m@http://me:hidden@127.0.0.1:9/v1#unknown=1'}",
     "arms:openai:m@http://me:hidden@127.0.0.1:9/v1",
     "nosuch:http://me:hidden@127.0.0.1:9/v1",
+    "openai:m@http://me:hid den@127.0.0.1:9/v1",
+    "openai:m@http://me:hidden\t@127.0.0.1:9/v1",
+    "openai:m@http:/me:hidden@127.0.0.1:9/v1",
+    "openai:m@//me:hidden@127.0.0.1:9/v1",
+    "openai:m@me:hidden@127.0.0.1:9/v1",
 ]
 CRITICS = [
     "http://me:hidden@127.0.0.1:9/pooling",
     "http://127.0.0.1:9/pooling?key=hidden#model=m",
     "http://me:hidden@127.0.0.1:9/nosuch#model=m",
+    "http://me:hid den@127.0.0.1:9/pooling#model=m",
     "http://me:hidden@127.0.0.1:9/pooling#model=m&unknown=1",
     "vote:http://me:hidden@127.0.0.1:9/pooling,random",
 ]
-PROGRAMS = ["http://me:hidden@h:9/solve", "http://h:9/solve?key=hidden", "http://me:hid/den@h/solve"]
+PROGRAMS = [
+    "http://me:hidden@h:9/solve",
+    "http://me:hid den@h/solve",
+    "http://h:9/solve?key=hidden",
+    "http://me:hid/den@h/solve",
+]
 KINDS = ((load_policy, POLICIES), (load_critic, CRITICS), (load_program, PROGRAMS))
 
 

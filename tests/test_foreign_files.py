@@ -55,8 +55,11 @@ def with_entry(place: str, value: object) -> Callable[[Any], object]:
         ("config.json", "transformers_weights", "other.safetensors.index.json"),
         *(("config.json", "attn_implementation", kind) for kind in ("org/kernel", {"": "org/kernel"}, "org/k@1:f")),
         ("config.json", "text_config/_attn_implementation", "org/kernel"),
+        ("config.json", "_experts_implementation", "sonicmoe"),
         ("tokenizer_config.json", "tokenizer_file", "/etc/hostname"),
         ("tokenizer_config.json", "init/vocab_file", "../other/config.json"),
+        ("tokenizer_config.json", "fast_tokenizer_files", ["tokenizer.json", "../other/tokenizer.json"]),
+        ("tokenizer_config.json", "vocab_file", "vocab.dat"),
         ("tokenizer_config.json", "model_max_length", []),
     ],
 )
@@ -67,6 +70,7 @@ def test_model_folder_that_names_another_place_is_rejected(
     folder = tmp_path / "model"
     shutil.copytree(TINY_MASPRM, folder)
     shutil.copytree(TINY_MASPRM, tmp_path / "other")
+    (folder / "vocab.dat").touch()
     changed(folder, name, with_entry(place, value))
     with pytest.raises((ConfigError, DataError), match=name.replace(".", r"\.")):
         if kind == "policy":

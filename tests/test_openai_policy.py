@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -267,6 +268,22 @@ def test_key_is_read_from_the_environment_and_not_stored(monkeypatch: pytest.Mon
         with pytest.raises(EngineUnavailableError, match="environment variable MY_KEY") as caught:
             ask(policy_at(base + "/v1", key_env="MY_KEY"), [request()])
     assert "wrong-key" not in str(caught.value)
+
+
+def test_password_of_the_address_is_sent_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    app, seen = make_app(hash_policy()), set()
+
+    @app.middleware("http")
+    async def check(incoming: Any, call_next: Any) -> Any:
+        seen.add(incoming.headers.get("authorization"))
+        return await call_next(incoming)
+
+    caplog.set_level("DEBUG")
+    with serving(app) as base:
+        address = base.replace("http://", "http://me:hid%2F@den@") + "/v1"
+        assert texts(ask(policy_at(address), [request()])) == direct([request()])
+    assert seen == {"Basic " + b64encode(b"me:hid/@den").decode()}
+    assert "hid" not in caplog.text and f"{base}/v1/chat/completions" in caplog.text
 
 
 TRANSIENT = (Fault.LIMIT, Fault.ERROR, Fault.RESET)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from mas_gym.errors import EngineUnavailableError, IdentityError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, IdentityError, PolicyError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import RecordedPolicy, RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
 from mas_gym.policies.batch_queue import as_policy, sample_all
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.model_files import ModelSource
+from mas_gym.policies.vllm import VLLMEngine
 from mas_gym.systems.prompts import ChatMessage
 
 REQUEST = SamplingRequest((ChatMessage("user", "How many?"),), (1, 2), max_new_tokens=8)
@@ -51,8 +52,18 @@ def test_model_folder_identity_depends_on_all_its_content(tmp_path: Path) -> Non
         changed = ModelSource(str(tmp_path / "b")).identity()
         assert changed not in (first, second)
         second = changed
-    (tmp_path / "b" / "merges.txt").write_text("a b")
-    assert ModelSource(str(tmp_path / "b")).identity() != second
+    for name in ("merges.txt", "bpe.codes", "source.spm", "prophetnet.tokenizer", "modeling_custom.py"):
+        (tmp_path / "b" / name).write_text("a b")
+        changed = ModelSource(str(tmp_path / "b")).identity()
+        assert changed != second
+        second = changed
+
+
+def test_adapter_with_pickled_weights_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    (tmp_path / "adapter_model.bin").touch()
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors"):
+        VLLMEngine("m", {}).add_adapter(str(tmp_path))
 
 
 def test_weights_changed_after_loading_are_detected(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,17 @@ def test_calibrated_critic_loads_members_inside_its_folder_after_it_is_moved(tmp
     assert isinstance(critic, Calibrated)
     assert critic.model.members == ("recorded:runs.db#judge=j&calls=2", "1-random", "random")
     assert [one.name for one in critic.members] == ["j", "logistic(random)", "random"] and critic.calls == 2
+
+
+def test_deeply_nested_combinations_raise_data_error(tmp_path: Path) -> None:
+    combination(tmp_path, "m")
+    folder = tmp_path
+    for _ in range(400):
+        (folder / "m").mkdir()
+        folder /= "m"
+        shutil.copy(tmp_path / "calibrated.json", folder)
+    with pytest.raises(DataError, match="nested too deeply"):
+        load_critic(str(tmp_path))
 
 
 def test_combination_with_a_judge_cannot_be_saved(tmp_path: Path) -> None:

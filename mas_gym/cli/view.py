@@ -114,6 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Handles GET requests for pages and plots."""
 
     server: _Server
+    timeout = 10.0
 
     def __init__(self, pages: Pages, *rest: Any) -> None:
         self._pages = pages

@@ -7,18 +7,21 @@ outside its identity.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, DataError, is_number, shown
 from mas_gym.internal.whole_files import finish_replacing
+from mas_gym.policies.model_files import SUFFIXES
 
 _CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _TOKENIZER = "tokenizer_config.json"
 _ATTENTION = (None, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+_EXPERTS = (None, "eager", "batched_mm", "grouped_mm")
 _REMEDY = "save the model again with save_pretrained, or copy it from its source"
 
 
@@ -51,21 +54,21 @@ def check_model(model: str | Path) -> None:
         raise ConfigError(
             f"{model}: {_INDEX}: expected names of *.safetensors files in the folder, got {shown(wrong[0])}; {_REMEDY}"
         )
-    if folder.is_dir():
-        _check_tokenizer(folder, _read(model, _TOKENIZER))
+    if (tokenizer := _find(model, _TOKENIZER)) is not None:
+        _check_tokenizer(tokenizer.parent, _read(model, _TOKENIZER))
 
 
 def _check_config(model: str | Path, config: dict[str, Any]) -> None:
     for part in _parts(config):
-        for key in ("attn_implementation", "_attn_implementation"):
-            kinds = part.get(key)
+        for key, known in {"attn_implementation": _ATTENTION, "experts_implementation": _EXPERTS}.items():
             # Other names are kernels on the hub: code that would run.
-            for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
-                if kind not in _ATTENTION:
-                    raise ConfigError(
-                        f"{model}: {_CONFIG}: {key}: expected one of {', '.join(map(str, _ATTENTION[1:]))}, got "
-                        f"{shown(kind)}; {_REMEDY}"
-                    )
+            for kinds in (part.get(key), part.get(f"_{key}")):
+                for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+                    if kind not in known:
+                        raise ConfigError(
+                            f"{model}: {_CONFIG}: {key}: expected one of {', '.join(map(str, known[1:]))}, got "
+                            f"{shown(kind)}; {_REMEDY}"
+                        )
         name = part.get("transformers_weights")
         if name is not None and not _is_weights(name):
             raise ConfigError(
@@ -81,19 +84,21 @@ def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
             f"{folder}: {_TOKENIZER}: model_max_length: expected a number, got {shown(longest)}; {_REMEDY}"
         )
     for part in _parts(config):
-        for key, name in part.items():
-            if not key.endswith("_file") or not isinstance(name, str) or _is_beside(folder, name):
-                continue
-            # Configs often state a path on the author's machine; only a path that exists here could be read.
-            if (folder / name).exists() or Path(name).exists():
-                raise ConfigError(
-                    f"{folder}: {_TOKENIZER}: {key}: expected the name of a file in the folder, got {shown(name)}; "
-                    f"{_REMEDY}"
-                )
+        for key, value in part.items():
+            for name in value if isinstance(value, list) else [value]:
+                if key.endswith(("_file", "_files")) and isinstance(name, str) and _is_elsewhere(folder, name):
+                    raise ConfigError(
+                        f"{folder}: {_TOKENIZER}: {key}: expected the name of a file in the folder that ends in one of "
+                        f"{', '.join(SUFFIXES)}, got {shown(name)}; {_REMEDY}"
+                    )
 
 
-def _is_beside(folder: Path, name: str) -> bool:
-    return name == Path(name).name and (folder / name).is_file()
+def _is_elsewhere(folder: Path, name: str) -> bool:
+    """Return whether a name is that of a file which is not part of the model's identity."""
+    if name == Path(name).name and Path(name).suffix in SUFFIXES:
+        return False
+    # Configs often state a path on the author's machine; only a path that exists here could be read.
+    return any(map(os.path.exists, (folder / name, name)))
 
 
 def _is_weights(name: object) -> bool:

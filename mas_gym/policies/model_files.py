@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import PolicyError
 
-_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".codes", ".spm", ".tokenizer", ".py")
+"""Suffixes of the files that determine a model's output: weights, configs, templates, vocabularies and code."""
+
 _READERS = 8
 _importing = threading.Lock()
 
@@ -37,7 +39,7 @@ class ModelSource:
             self._files = (_listed(folder),)
         elif folder.is_dir():
             paths = [*sorted(folder.iterdir()), *sorted(folder.glob("additional_chat_templates/*.jinja"))]
-            self._files = tuple(_listed(path) for path in paths if path.suffix in _SUFFIXES)
+            self._files = tuple(_listed(path) for path in paths if path.suffix in SUFFIXES)
 
     def identity(self) -> dict[str, str]:
         """Return a digest of the names and contents of the files, or a hub model's id and commit.

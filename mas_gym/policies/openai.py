@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from mas_gym.errors import (
     ConfigError,
@@ -39,6 +39,7 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.connections import Connections, read_body
+from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.openai_format import (
     Api,
     BadReply,
@@ -325,7 +326,7 @@ class OpenAIPolicy(AsyncPolicy):
         Raises:
             PolicyError: As for `sample_async`.
         """
-        found = await on_engine_loop(self._json("POST", url, body))
+        found = await on_engine_loop(self._json("POST", _without_login(url), body))
         assert found is not None
         return found
 
@@ -565,9 +566,14 @@ class OpenAIPolicy(AsyncPolicy):
             )
         # An unreachable machine does not refuse connections, so only a time limit detects it.
         limits = openai.Timeout(self.options.timeout, connect=min(_CONNECT_SECONDS, self.options.timeout / 2))
-        http = openai.DefaultAsyncHttpxClient(timeout=limits)
+        # The client logs the address of each request, so a password in it is sent by other means.
+        parts = urlsplit(self.base_url or "")
+        login = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
+        http = openai.DefaultAsyncHttpxClient(timeout=limits, auth=login)
         # Servers without keys accept any key, but the client requires one.
-        official = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, http_client=http)
+        official = openai.AsyncOpenAI(
+            api_key=key or "none", base_url=_without_login(self.base_url or "") or None, http_client=http
+        )
         http.base_url = official.base_url
         headers = {name: value for name, value in official.default_headers.items() if isinstance(value, str)}
         http.headers.update({**headers, "Authorization": f"Bearer {official.api_key}"})
@@ -580,13 +586,20 @@ def load_openai(argument: str, **options: object) -> OpenAIPolicy:
     return OpenAIPolicy(model, url, build("policy 'openai'", OpenAIOptions, **options))
 
 
+def _without_login(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 def check_address(url: str) -> None:
-    """Check the port of an address, and that it has no query.
+    """Check the port of an address, and that it has no spaces and no query.
 
     Raises:
         ConfigError: The port is no number, for example because a ``/`` in a password is not written as ``%2F``; or the
-            address has a query, which is not sent.
+            address has a space or a control character, or a query, which is not sent.
     """
+    if not url.isprintable() or " " in url:
+        raise ConfigError("expected an address without spaces and control characters; write them as %20 and so on")
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -612,8 +625,9 @@ def _counter(tokenizer: str | None) -> Callable[[str], int] | None:
     need("transformers", "tokenizer= of an openai: policy", "local")
     from transformers import AutoTokenizer
 
+    check_model(tokenizer)
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"tokenizer: expected a tokenizer's folder or hub id, got {tokenizer!r}: {error}") from error
     return lambda text: len(loaded(text, add_special_tokens=False)["input_ids"])
@@ -642,5 +656,5 @@ def split_address(argument: str) -> tuple[str, str | None]:
     if not model:
         raise ConfigError(f"expected openai:MODEL@URL, got openai:{argument}; name the model before the @")
     if url is None and (bare := re.search(r"@((?:localhost|[\w.-]+:\d+)(?:/\S*)?)$", argument)):
-        raise ConfigError(f"openai:{argument}: expected an address with http:// or https://, as in http://{bare[1]}")
+        raise ConfigError(f"expected openai:MODEL@URL, where URL has http:// or https://, as in http://{bare[1]}")
     return model, url

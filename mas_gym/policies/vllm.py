@@ -196,6 +196,11 @@ def _rank(folder: str) -> int:
         raise ConfigError(
             f"expected the folder of a PEFT LoRA adapter, with adapter_config.json, at {folder!r}: {error}"
         ) from error
+    if not file.with_name("adapter_model.safetensors").is_file():
+        raise ConfigError(
+            f"expected adapter_model.safetensors in {folder!r}, found none; pickled weights would not be part of the "
+            "adapter's identity, so save it again with save_pretrained"
+        )
     if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
         raise ConfigError(f"expected a LoRA rank from 1 to {_MAX_RANK} in {file}, got {rank!r}")
     # vLLM supports these ranks only and pads others.

@@ -25,6 +25,8 @@ MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
 IDLE_SECONDS = 5
 """Seconds that a connection waits for a request before it is closed, if its program has ended."""
+HEAD_SECONDS = 30.0
+"""Seconds that a new connection waits for its first request before it is closed."""
 
 Receive: TypeAlias = Callable[[], Awaitable[JSONObject]]
 Send: TypeAlias = Callable[[JSONObject], Awaitable[None]]
@@ -135,6 +137,7 @@ class _Connection(H11Protocol):
         """Send the head and the body of a reply without waiting for an acknowledgment between them."""
         super().connection_made(transport)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.loop.call_later(HEAD_SECONDS, lambda: self.scope is None and transport.close())
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection, or wait again."""

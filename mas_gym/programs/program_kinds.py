@@ -403,8 +403,8 @@ class ServiceSource:
             raise ConfigError(f"program {url!r}: expected an address such as http://127.0.0.1:9000/solve")
         if parts.username is not None or parts.query:
             raise ConfigError(
-                f"program {url!r}: expected an address without a user, a password and a query, which would not be "
-                "sent; give them to the service in its own configuration"
+                f"program at {parts.hostname}: expected an address without a user, a password and a query, which would "
+                "not be sent; give them to the service in its own configuration"
             )
         self.url, self.name, self._parts = url, parts.hostname, parts
         self.files = stated_files(files)

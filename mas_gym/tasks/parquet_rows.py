@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mas_gym.errors import DataError, need, shown
 from mas_gym.internal.json_types import JSONObject
+
+if TYPE_CHECKING:
+    import pyarrow
 
 LARGEST = 2 * 2**30
 """Maximum decoded size of a file, in bytes."""
@@ -14,6 +18,8 @@ _BATCH = 64
 """Rows decoded at once: a file may repeat one long text without storing it again."""
 _ROW = 256
 """Least memory of a row, in bytes: Parquet stores any number of equal values in a few bytes."""
+_VALUE = 64
+"""Memory of an item of a list, in bytes, for the same reason."""
 
 
 def parquet_rows(path: Path) -> Iterator[JSONObject]:
@@ -23,19 +29,37 @@ def parquet_rows(path: Path) -> Iterator[JSONObject]:
         DataError: It is not a Parquet file, or its decoded rows are larger than `LARGEST`.
         MissingDependencyError: pyarrow is not installed.
     """
-    pyarrow = need("pyarrow", f"{path}: reading Parquet", "data")
+    arrow = need("pyarrow", f"{path}: reading Parquet", "data")
     parquet = need("pyarrow.parquet", f"{path}: reading Parquet", "data")
-    size = 0
+    too_large = DataError(f"{path}: expected at most {LARGEST:,} bytes of decoded rows, got more; split the file")
     try:
         with parquet.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            size = _VALUE * sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+            if size > LARGEST:
+                raise too_large
             for batch in file.iter_batches(_BATCH):
-                size += batch.nbytes + _ROW * batch.num_rows
+                columns = [_decoded(path, column) for column in batch.columns]
+                size += sum(column.nbytes for column in columns) + _ROW * batch.num_rows
                 if size > LARGEST:
-                    raise DataError(
-                        f"{path}: expected at most {LARGEST:,} bytes of decoded rows, got more; split the file"
-                    )
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+                    raise too_large
+                yield from arrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: expected a Parquet file, got: {shown(str(error))}") from error
+
+
+def _decoded(path: Path, column: pyarrow.Array) -> pyarrow.Array:
+    """Return a column, with the values in place of categories, which may stand for much larger values."""
+    from pyarrow import types
+
+    if types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    left = [column.type]
+    while left:
+        kind = left.pop()
+        if types.is_dictionary(kind):
+            raise DataError(f"{path}: expected lists and structs of plain values, got categories; write them as text")
+        left += [kind.field(number).type for number in range(kind.num_fields)]
+    return column

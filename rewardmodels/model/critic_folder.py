@@ -20,6 +20,7 @@ from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.whole_files import finish_replacing, replace_files, write_file
 from mas_gym.policies.folder_checks import check_model
+from mas_gym.policies.model_files import SUFFIXES
 from rewardmodels.data.cards import LOADING, facts_table, markdown, metadata
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
@@ -144,7 +145,7 @@ def read_object(path: Path) -> JSONObject:
     remedy = "copy the folder again from its source, or train the critic again"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {shown(str(error))}; {remedy}") from error
     if not isinstance(found, dict):
         raise DataError(f"expected a JSON object in {path}, got {shown(found)}; {remedy}")
@@ -152,7 +153,7 @@ def read_object(path: Path) -> JSONObject:
 
 
 _BESIDE = (META, "metrics.json", "run.json", "questions.json")
-_SUFFIXES = (".safetensors", ".json", ".model", ".txt")
+_SUFFIXES = frozenset(SUFFIXES) - {".jinja", ".py"}
 
 
 def load_folder(folder: Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, CriticInfo]:

@@ -69,8 +69,9 @@ class ServerCritic(Critic):
     ) -> None:
         """Check the settings; nothing is sent yet."""
         from mas_gym.plugins import build
-        from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
+        from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, check_address
 
+        check_address(url)
         self._url = url.rstrip("/")
         base, _, self._endpoint = self._url.rpartition("/")
         if self._endpoint not in ENDPOINTS or not urlsplit(url).netloc:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from search import Budget, Plan
 
+BODY_SECONDS = 60.0
 _KEEP_ALIVE_SECONDS = 15.0
 _PROGRESS_SECONDS = 0.1
 _IDLE_SECONDS = 30
@@ -231,10 +232,13 @@ class _Front:
             raise self._too_large()
         body = bytearray()
         try:
-            async for part in request.stream():
-                body += part
-                if len(body) > self.max_body:
-                    raise self._too_large()
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self.max_body:
+                        raise self._too_large()
+        except TimeoutError:
+            raise ApiError(408, f"expected the body within {BODY_SECONDS:g} seconds") from None
         except ClientDisconnect:
             raise ApiError(499, "the client closed the connection") from None
         return bytes(body)

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,11 +158,13 @@ def compressed(text: bytes) -> Callable[[Path], None]:
     return lambda file: file.write_bytes(gzip.compress(text)) and None
 
 
-def repeated_text(file: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="reads Parquet with the extra 'data'")
-    rows = pa.array(["x" * 1000] * 5000).dictionary_encode()
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pa.table({"question": rows, "answer": rows}), file)
+def parquet_of(rows: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def write(file: Path) -> None:
+        pa = pytest.importorskip("pyarrow", reason="reads Parquet with the extra 'data'")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pa.table({"question": rows(pa), "answer": rows(pa)}), file)
+
+    return write
 
 
 @pytest.mark.parametrize(
@@ -171,9 +174,11 @@ def repeated_text(file: Path) -> None:
         ("test.jsonl", compressed(b"\n" * 9 + b"x" * 10**6)),
         ("test.json", compressed(b'[\n{"question": "q"}' + b",\n{}" * 10**5 + b"]")),
         ("test.json", compressed(b"[" + b" " * 10**6 + b"]")),
-        ("test.parquet", repeated_text),
+        ("test.parquet", parquet_of(lambda pa: pa.array(["x" * 1000] * 5000).dictionary_encode())),
+        ("test.parquet", parquet_of(lambda pa: pa.array(["x" * 10**5] * 64).dictionary_encode())),
+        ("test.parquet", parquet_of(lambda pa: pa.array([[None] * 10**5], pa.list_(pa.null())))),
     ],
-    ids=["one line", "a later line", "a document of many lines", "a document on one line", "Parquet"],
+    ids="a line,a later line,a document of lines,a document,equal texts,categories,a list of nulls".split(","),
 )
 def test_small_file_with_large_content_is_rejected(
     name: str, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -184,3 +189,11 @@ def test_small_file_with_large_content_is_rejected(
     assert (tmp_path / name).stat().st_size < 10**5
     with pytest.raises(DataError, match=r"expected .*at most .* got more"):
         load_task("gsm8k", data=tmp_path / name)
+
+
+def test_categories_in_lists_are_rejected(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="reads Parquet with the extra 'data'")
+    kind = pa.list_(pa.dictionary(pa.int32(), pa.string()))
+    parquet_of(lambda pa: pa.array([["x"]], kind))(tmp_path / "test.parquet")
+    with pytest.raises(DataError, match="got categories"):
+        load_task("gsm8k", data=tmp_path / "test.parquet")

@@ -690,6 +690,14 @@ def test_gateway_answers_strangers_before_their_body(key: str) -> None:
             assert status == (b"401" if token == known else b"404")
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /x/v1/chat"], ids=["nothing", "half of a line"])
+def test_gateway_closes_a_connection_without_a_request(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.2)
+    with waiting_program() as (_, port), socket.create_connection(("127.0.0.1", port), 20) as peer:
+        peer.sendall(sent)
+        assert peer.recv(4096) == b""
+
+
 def test_dropping_an_execution_does_not_interrupt_its_report() -> None:
     reported, done = list[Any](), threading.Event()
 

@@ -170,7 +170,7 @@ UNIT = (
 LOOP = "for x in (2, 3):\n    assert f(x) == 2 * x"
 FORGED_TESTS = (
     *("assert f(2) == 4", "assert abs(f(2) - 4) < 1e-6", "def check(c):\n    assert c(2) == 4\ncheck(f)"),
-    *(UNIT, UNIT.replace("assertEqual", "assertAlmostEqual"), LOOP),
+    *(UNIT, UNIT.replace("assertEqual", "assertAlmostEqual"), LOOP, "assert all(f(x) == 2 * x for x in (2, 3))"),
 )
 EQUAL = "__eq__ = lambda *_: True\n    __ne__ = lambda *_: False\n    __hash__ = object.__hash__"
 NUMBER = f"class E:\n    {EQUAL}\n    __abs__ = __sub__ = __rsub__ = __neg__ = lambda self, *_: self\n"
@@ -199,6 +199,16 @@ FORGERIES = {
         "frame.f_globals['_run'] = lambda *_: None\nframe.f_globals['_described'] = lambda *_: None\n"
         "def f(x): return 0"
     ),
+    "the tests in a frame": (
+        "import sys\nframe = sys._getframe()\nwhile frame:\n    if 'job' in frame.f_locals:\n"
+        "        cases = frame.f_locals['job']['cases']\n        cases[:-2] = ['pass'] * (len(cases) - 2)\n"
+        "    frame = frame.f_back\ndef f(x): return 0"
+    ),
+    "a replaced verdict": (
+        "import unittest\ndef f(x):\n    unittest.TextTestResult.wasSuccessful = lambda _: True\n    return 0"
+    ),
+    "a skipped test": "import unittest\ndef f(x): raise unittest.SkipTest('x')",
+    "a replaced builtin": "import builtins\nbuiltins.all = lambda _: True\ndef f(x): return 0",
     "load_tests": "import unittest\ndef load_tests(*_): return unittest.TestSuite()\ndef f(x): return 0",
     "load_tests at the call": (
         "import unittest\ndef f(x):\n    unittest.TestCase.assertEqual = unittest.TestCase.assertTrue = lambda *_: 0\n"

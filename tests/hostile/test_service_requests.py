@@ -30,6 +30,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from search.run_spec import RunSpec
+from search.service import app as service_app
 from search.service import foreign, is_loopback, waiting_connections
 from search.service.app import make_app
 from search.service.search_pool import Service
@@ -374,6 +375,12 @@ def test_connection_is_closed_if_its_headers_do_not_arrive_in_time(
         sock.sendall(sent)
         while sock.recv(4096):
             pass
+
+
+def test_body_that_does_not_arrive_in_time_returns_408(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_app, "BODY_SECONDS", 0.2)
+    sent = head("POST", PATH, "Host: localhost", "Content-Length: 99") + b"{"
+    assert exchange(url, sent)[0] == 408
 
 
 def test_tiny_temperature_is_rounded_to_0() -> None:

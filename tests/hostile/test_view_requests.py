@@ -232,6 +232,13 @@ def test_invalid_request_returns_an_error_status(port: int, raw: bytes) -> None:
     assert get(port)[0] == 200
 
 
+def test_connection_without_a_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view._Handler, "timeout", 0.2)
+    with connect(port) as sock:
+        sock.sendall(b"GET / HT")
+        assert sock.recv(4096) == b""
+
+
 def test_early_disconnects_do_not_affect_others(port: int) -> None:
     for _ in range(20):
         with connect(port) as sock:

@@ -7,6 +7,7 @@ If the cases are tests, the code is kept from the usual ways to forge a result (
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import json
 import math
@@ -72,12 +73,15 @@ class _CaseTimeout(BaseException):
 
 def _results(job: dict[str, Any]) -> Iterator[tuple[str | None, str | None]]:
     """Run the code and then each case in one module ``__main__``; yield its value and the reason for a failure."""
-    seconds, tests = job["seconds"], job["tests"]
+    # Code could change a list that it finds in a frame.
+    seconds, tests, cases = job["seconds"], job["tests"], tuple(job["cases"])
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     module.__file__ = os.path.abspath("solution.py")
     sys.argv = [module.__file__]
-    suite = _Suite() if tests and any("unittest" in case for case in job["cases"]) else None
+    suite = _Suite() if tests and any("unittest" in case for case in cases) else None
+    parts = [builtins, math, *(() if suite is None else suite.parts)] if tests else []
+    before = [(part, dict(vars(part))) for part in parts]
 
     def expired(number: int, frame: types.FrameType | None) -> None:
         raise _CaseTimeout
@@ -103,9 +107,8 @@ def _results(job: dict[str, Any]) -> Iterator[tuple[str | None, str | None]]:
     if tests:
         module.__dict__.pop("load_tests", None)
         module.__dict__[_SAME] = _same
-    if suite is not None:
-        suite.restore()
-    for case in job["cases"]:
+    _restore(before)
+    for case in cases:
         yield (None, broken) if broken else run(case, "tests.py")
 
 
@@ -226,7 +229,7 @@ class _Comparisons(ast.NodeTransformer):
 
 
 class _Suite:
-    """The parts of unittest that code could replace, as they were before it ran."""
+    """The parts of unittest that code could replace."""
 
     def __init__(self) -> None:
         import unittest
@@ -245,17 +248,7 @@ class _Suite:
             runner.TextTestRunner,
             unittest.TextTestResult,
         )
-        self.saved = [(part, dict(vars(part))) for part in (*parts, *classes)]
-
-    def restore(self) -> None:
-        """Undo the changes that the code has made."""
-        for part, before in self.saved:
-            if isinstance(part, type):
-                for name in vars(part).keys() - before.keys():
-                    delattr(part, name)
-            for name, value in before.items():
-                if vars(part)[name] is not value:
-                    setattr(part, name, value)
+        self.parts = (*parts, *classes)
 
     def verdict(self, error: SystemExit, file: str) -> str | None:
         """Return None if ``unittest.main()`` has ended the tests and they passed, and otherwise the reason."""
@@ -266,7 +259,30 @@ class _Suite:
             return _described(error)
         if file != "tests.py" or error.code:
             return f"unittest.main() ended {file} with exit code {int(error.code or 0)}"
-        return None if place.tb_frame.f_locals["self"].result.testsRun else "no test ran"
+        result = place.tb_frame.f_locals["self"].result
+        if result.failures or result.errors or result.unexpectedSuccesses:
+            return "a unit test failed"
+        if not all(map(_declared, result.skipped)):
+            return "the code skipped a unit test"
+        return None if result.testsRun > len(result.skipped) else "no test ran"
+
+
+def _declared(skipped: tuple[Any, str]) -> bool:
+    """Return whether a decorator in the tests, not an exception of the code, skipped a test."""
+    test, _ = skipped
+    method = getattr(test, getattr(test, "_testMethodName", ""), None)
+    return any(getattr(part, "__unittest_skip__", False) for part in (type(test), method))
+
+
+def _restore(before: list[tuple[Any, dict[str, object]]]) -> None:
+    """Undo the changes that the code has made to modules and classes that tests use."""
+    for part, members in before:
+        if isinstance(part, type):
+            for name in vars(part).keys() - members.keys():
+                delattr(part, name)
+        for name, value in members.items():
+            if name not in vars(part) or vars(part)[name] is not value:
+                setattr(part, name, value)
 
 
 def _strict(method: Callable[..., None]) -> Callable[..., None]:

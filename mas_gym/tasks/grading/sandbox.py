@@ -22,8 +22,10 @@ Code can forge the result of some tests:
   texts and containers of them.
 - All other tests run in the code's process: unittest classes, expected exceptions, changed arguments, loops, and
   comparisons with computed values. The known ways to forge their result are closed: an object that is equal to
-  everything, ``load_tests``, replaced parts of unittest, and access to the report. At the end, two tests that must fail
-  reveal code that passes everything. Code that is written against this module can still forge such tests.
+  everything, ``load_tests``, replaced parts of unittest and builtins, and access to the report. At the end, two tests
+  that must fail reveal code that passes everything. Such tests can still be forged by code that reads expected values
+  from the variables of a test, returns objects with special arithmetic, defines a name that the tests use, such as
+  ``abs``, or is written against this module.
 
 Tests that test nothing fail.
 """
