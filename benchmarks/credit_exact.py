@@ -53,7 +53,7 @@ from search import Critic, Plan, Proposal, ScoringContext, Tree
 from search.credit import credit
 from search.critic_registry import load_critic
 from search.results.intervals import bootstrap
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 Prompt = tuple[ChatMessage, ...]
 Sums = NDArray[np.float64]

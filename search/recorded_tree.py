@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from mas_gym.errors import SearchError
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Grade, Problem
+from mas_gym.tasks.base import Grade
 from mas_gym.tasks.grading.graders import NO_REFERENCE
 from search.plan import Plan
 from search.tree import Proposal, Tree
@@ -51,19 +49,6 @@ class RecordedTree:
                 "and recipients unchanged"
             )
         return found
-
-
-class RecordedSource(Protocol):
-    """Interface of a recorded run for the engine; implemented by `search.Recorded`."""
-
-    name: str
-    mas: MAS
-
-    def world(self, problem: Problem) -> RecordedTree:
-        """Return the world of a problem."""
-
-    def identity(self) -> object:
-        """Return the identity of the worlds."""
 
 
 def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedTree:

@@ -11,8 +11,7 @@ from search.engine.run import Run
 from search.engine.scheduler import Scheduler
 from search.progress import listener
 from search.protocol import Planner
-from search.run_spec import RunSpec
-from search.setup import make_setup, warn_of_misuse
+from search.setup import RunSpec, make_setup, warn_of_misuse
 from search.spec_loading import RunSettings, load_spec, shows
 from search.store.resume import open_run_writer
 

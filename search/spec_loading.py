@@ -4,40 +4,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from inspect import Parameter, signature
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import refuse_unknown
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.programs import Program, load_program
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import load_mas
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
+from search.models.base import Models
 from search.option_rules import check_options
 from search.planners.registry import load_planner
-from search.prices import PricesSource, as_prices
 from search.progress import Progress
 from search.protocol import Critic, Planner
-from search.run_spec import RunSpec
 from search.sampling import Sampling
-from search.store import Recorded, Store
-from search.store.recorded_runs import as_recorded
+from search.setup import RunSpec
+from search.store.store import Store
+
+if TYPE_CHECKING:
+    from search.models.programs import ProgramSource
+    from search.prices import PricesSource
+    from search.store.recorded_runs import Recorded
 
 FromConfig = Literal["from-config"]
 FROM_CONFIG: FromConfig = "from-config"
 """In place of a policy: the policies that the MAS config names. A config alone cannot make a run use them."""
 
+_MODELS = {"program": "search.models.programs:load_models", "recorded": "search.store.recorded_runs:as_recorded"}
+"""The arguments that replace the system or the policy, and the functions that load their `search.models.base.Models`.
 
-ProgramSource = Program | str | Callable[..., object]
-"""Argument types of `mas_gym.programs.load_program`."""
+A table, because it has the fewest lines: the modules are imported only for the argument, and nothing needs to be
+installed or imported first, as for entry points or a registry that modules fill.
+"""
 
 
 class SharedSettings(TypedDict, total=False):
-    """Arguments of `search.run`, `search.compare` and `run_ray`; see `search.run_spec.RunSpec`."""
+    """Arguments of `search.run`, `search.compare` and `run_ray`; see `search.setup.RunSpec`.
+
+    Attributes:
+        program: An agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of a service,
+            or a `mas_gym.programs.Program`. If ``mas`` is also given, it describes the program's agents.
+        prices: Prices of the models, as a YAML file or a mapping of the same form (`search.prices`). Budgets may then
+            limit ``usd``, and tables show the cost.
+    """
 
     mas: MAS | str | None
     program: ProgramSource | None
@@ -50,7 +64,12 @@ class SharedSettings(TypedDict, total=False):
 
 
 class CompareSettings(SharedSettings, total=False):
-    """Arguments of `search.run` and `search.compare`."""
+    """Arguments of `search.run` and `search.compare`.
+
+    Attributes:
+        recorded: A recorded run to search in place of a system and a policy, or the store that contains it; see
+            `search.Recorded`.
+    """
 
     recorded: Recorded | str | os.PathLike[str] | None
     policy: Policy | AsyncPolicy | FromConfig | None
@@ -83,7 +102,7 @@ def shows(takes: type[SharedSettings]) -> Callable[[F], F]:
         own = signature(function)
         listed = [part for part in own.parameters.values() if part.kind is not part.VAR_KEYWORD]
         listed += [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=given[name], annotation=kind.__forward_arg__)
+            Parameter(name, Parameter.KEYWORD_ONLY, default=given.get(name), annotation=kind.__forward_arg__)
             for name, kind in takes.__annotations__.items()
         ]
         function.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]
@@ -114,47 +133,30 @@ def load_spec(
     refuse_unknown("argument", settings, known)
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     check_options({name: f"{name}=" for name, value in given.items() if value is not False})
-    if "recorded" in given:
-        recorded = given["recorded"] = as_recorded(given["recorded"])
-        given |= {"mas": recorded.mas, "policy": recorded.policy}
-        problems = recorded if problems is None else problems
-    else:
-        given["mas"], given["program"] = read_system(given.get("mas"), given.get("program"))
-        given["policy"] = (
-            resolve_policy(given["mas"], given.get("policy")) if "policy" in takes.__annotations__ else None
-        )
+    described = [given.pop("mas")] if "mas" in given else []
+    for name in filter(given.__contains__, _MODELS):
+        given["models"] = resolve_name(_MODELS[name])(given.pop(name), *described)
+    models: Models | None = given.get("models")
+    if models is None and not described:
+        raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
+    mas = given["mas"] = load_mas(*described) if models is None else models.mas
+    if models is not None and models.policy is not None:
+        given["policy"] = models.policy
+    elif "policy" not in takes.__annotations__:
+        given["policy"] = None
+    elif given.get("policy") in (None, FROM_CONFIG):
+        given["policy"] = load_policy(config_policies(mas, given.get("policy")))
+    problems = models.problems if problems is None and models is not None else problems
     if problems is None:
         raise ConfigError("expected problems, or recorded= with a recorded run, got neither")
     if "prices" in given:
-        given["prices"] = as_prices(given["prices"])
+        prices = resolve_name("search.prices:as_prices")(given.pop("prices"))
+        given |= {name: replace(given.get(name, Budget()), prices=prices) for name in ("budget", "run_budget")}
     if isinstance(store := given.get("store"), Store):
         given["store"] = store.path
     return RunSpec(
         as_problems(problems), planner=load_planner(planner) if isinstance(planner, str) else planner, **given
     )
-
-
-def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[MAS, Program | None]:
-    """Load a system, or a program and the system that represents it in search; ``mas`` may describe the program.
-
-    Raises:
-        ConfigError: Neither a system nor a program is given, or the program already has a description.
-    """
-    if program is not None:
-        loaded = load_program(program) if mas is None else load_program(program, mas=mas)
-        return loaded.mas, loaded
-    if mas is None:
-        raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
-    return load_mas(mas), None
-
-
-def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | FromConfig | None) -> Policy | AsyncPolicy:
-    """Return the given policy, or load the policies in the MAS's config for `FROM_CONFIG`.
-
-    Raises:
-        ConfigError: As for `config_policies` without a policy.
-    """
-    return load_policy(config_policies(mas, policy)) if policy is None or policy == FROM_CONFIG else policy
 
 
 def config_policies(mas: MAS, policy: FromConfig | None) -> dict[str, str]:

@@ -27,8 +27,7 @@ from search.engine import one_search
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import Scheduler
 from search.engine.searcher import Searched
-from search.run_spec import RunSpec
-from search.setup import make_setup
+from search.setup import RunSpec, make_setup
 from search.usage import AMOUNTS
 
 RPSV = chain(4)

@@ -61,7 +61,6 @@ class Journal:
         """Return the stored plan of a problem, or None."""
         stored = self._record.load(problem) if self._record is not None else None
         if stored is not None:
-            stored = self._setup.with_cost(stored)
             self._count(stored, fresh=False)
         return stored
 
@@ -72,6 +71,11 @@ class Journal:
             self._record.save(problem, plan, samples)
             self._saved += plan.usage
         self._count(plan, fresh=True)
+
+    def cost(self, usage: Usage) -> float | None:
+        """Return a cost in USD at the run's prices; None without prices."""
+        budget = self._setup.budget
+        return None if budget.rate is None else budget.cost(usage)
 
     def _count(self, plan: Plan, fresh: bool) -> None:
         self._progress = self._progress.with_plan(plan, fresh)

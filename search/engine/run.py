@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -51,7 +52,10 @@ class Run(Iterator[Plan]):
         self._scheduler, self._problems = scheduler, problems
         self._open_journal = None if isinstance(journal, Journal) else journal
         self._journal = journal if isinstance(journal, Journal) else None
-        self._seen, self._open = set[str](), set[asyncio.Task[Searched]]()
+        # A temporary file keeps the ids that were read, so that memory does not grow with the number of problems.
+        self._seen = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._open = set[asyncio.Task[Searched]]()
         self._raise_errors, self._exhausted = raise_errors, False
         self._owner = os.getpid()
         self._turning = threading.RLock()
@@ -68,6 +72,10 @@ class Run(Iterator[Plan]):
     def usage(self) -> Usage:
         """The cost of this run so far, including failed and dropped searches; stored plans cost nothing."""
         return self._scheduler.usage
+
+    def cost(self, usage: Usage) -> float | None:
+        """Return the cost of a search in USD; None before the first plan and without prices."""
+        return None if self._journal is None else self._journal.cost(usage)
 
     @property
     def stopped(self) -> str | None:
@@ -185,10 +193,10 @@ class Run(Iterator[Plan]):
         problem = next(self._problems, None)
         if problem is None:
             self._exhausted = True
-        elif problem.id in self._seen:
+            return None
+        key = str(problem.id).encode("utf-8", "surrogatepass")
+        if not self._seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,)).rowcount:
             raise DataError(f"two problems have the id {problem.id!r}; ids must be distinct within a run")
-        else:
-            self._seen.add(problem.id)
         return problem
 
     def _collect(self, journal: Journal) -> BaseException | None:
@@ -240,6 +248,7 @@ class Run(Iterator[Plan]):
                 if self._journal is not None:
                     self._collect(self._journal)
             finally:
+                self._seen.close()
                 if self._loop is not None:
                     self._loop.close()
                 if self._journal is not None:

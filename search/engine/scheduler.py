@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -24,7 +25,8 @@ from search.engine.batching import Batches
 from search.engine.one_search import ActiveSearch
 from search.engine.searcher import DroppedError, Searched, Searcher
 from search.grading import ProblemGrader
-from search.models.opening import open_models
+from search.models.base import MakeModel
+from search.models.played import PlayedModel
 from search.observing import Observer, observer
 from search.plan import Plan
 from search.setup import Setup
@@ -58,7 +60,10 @@ class Scheduler(Searcher):
         self._setup, policy = setup, setup.policy
         self._batches = Batches(setup.critic, self._batch_is_full)
         self._policy = policy
-        self._models = open_models(setup, policy, self._sample)
+        self._opened = ExitStack()
+        self._make_model: MakeModel = partial(PlayedModel, sample=self._sample, tags=policy.tags)
+        if setup.models is not None:
+            self._make_model = self._opened.enter_context(setup.models.opened(policy, self._sample))
         self._observer: Observer = observer(policy.name)
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
@@ -118,7 +123,7 @@ class Scheduler(Searcher):
     async def _admitted(self, setup: Setup, problem: Problem, on_message: Callable[[str, Usage], None]) -> Searched:
         if self.closed:
             raise SearchError(f"expected an open scheduler, got one that has ended: {self.stopped or 'closed'}")
-        search = ActiveSearch(setup, problem, self._setup.problems, self._models, self, on_message)
+        search = ActiveSearch(setup, problem, self._setup.problems, self._make_model, self, on_message)
         task = asyncio.current_task()
         assert task is not None
         self._open[search] = _Entry(search, task, self._allowance.grant)
@@ -177,7 +182,7 @@ class Scheduler(Searcher):
         if tasks := self._drop(self.stopped or "the scheduler was closed"):
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
         await self._batches.close()
-        self._models.close()
+        self._opened.close()
         for threads in self._graders.values():
             threads.close()
 

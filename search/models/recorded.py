@@ -10,12 +10,10 @@ from mas_gym.errors import ExhaustedError
 from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Problem
-from search.models.base import Messages, Models, Report, SearchModel
+from search.models.base import Messages, SearchModel
 from search.protocol import Propose, Request, Tag, Tags
-from search.recorded_tree import RecordedSource, RecordedTree
+from search.recorded_tree import RecordedTree
 from search.sampling import SampleOrigin
-from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
 
@@ -67,16 +65,5 @@ class RecordedModel(SearchModel):
         """Answer `Tags`: a recorded run has one."""
         if isinstance(request, Tags):
             self.draw(request.state, 0)
-            return (Tag("", None if self.setup.rate is None else self.setup.rate.generated("")),)
+            return (Tag("", self.setup.budget.tag_cost("")),)
         return super().reply(request)
-
-
-class RecordedModels(Models):
-    """Models of a recorded run."""
-
-    def __init__(self, recording: RecordedSource) -> None:
-        self._recording = recording
-
-    def model(self, setup: Setup, problem: Problem, report: Report) -> RecordedModel:
-        """Return the model of a search."""
-        return RecordedModel(setup, problem, report, world=self._recording.world(problem))

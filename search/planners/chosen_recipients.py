@@ -42,6 +42,8 @@ class ChosenRecipients(PlannerWrapper):
             Ties go to the recipient that the message names, then to the first in listed order.
     """
 
+    setting, default = "recipients", OWN
+
     recipients: Rule
 
     def __post_init__(self) -> None:

@@ -27,10 +27,9 @@ from search.budget import Budget
 from search.engine.journal import Journal
 from search.engine.scheduler import Scheduler
 from search.engine.searcher import Searched
-from search.run_spec import RunSpec
 from search.sampling import Sampling
 from search.service.canary import Canary, make_canary
-from search.setup import make_setup
+from search.setup import RunSpec, make_setup
 from search.usage import Usage
 
 PROBLEM_ID = "question"
