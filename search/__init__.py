@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from search.protocol import as_critic as as_critic
     from search.protocol import as_planner as as_planner
     from search.runs import run as run
-    from search.sampling import Sampling as Sampling
     from search.setup import RunSpec as RunSpec
+    from search.setup import Sampling as Sampling
     from search.store import Imported as Imported
     from search.store import Recorded as Recorded
     from search.store import RunInfo as RunInfo

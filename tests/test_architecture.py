@@ -79,17 +79,15 @@ ORDER = [
     "search.calibrated_critics",
     "search.planners",
     "search.budget",
-    "search.sampling",
     "search.option_rules",
     "search.setup",
     "search.models",
-    "search.observing",
     "search.results",
     "search.store",
-    "search.spec_loading",
     "search.engine",
     "search.tracing",
     "search.runs",
+    "search.engine.ray_actors",
     "search.critic_registry",
     "search.compare",
     "search",
@@ -345,7 +343,7 @@ CORE = [
     path
     for path in FILES
     if re.match(
-        r"search/(engine/|planners/|protocol|tree|runs|setup|models/(base|played))|mas_gym/systems/",
+        r"search/(engine/|planners/|protocol|tree|setup|models/(base|played))|mas_gym/systems/",
         path.relative_to(ROOT).as_posix(),
     )
     and path.relative_to(ROOT).as_posix() not in OWN_FILES

@@ -12,7 +12,7 @@ from mas_gym.cli import app
 from mas_gym.errors import ConfigError
 from search.compare import compare
 from search.option_rules import EXCLUDED, NEEDED
-from search.spec_loading import RunSettings
+from search.runs import RunSettings
 
 SETTINGS = {field.name for field in fields(search.RunSpec)}
 

@@ -25,8 +25,7 @@ from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine import one_search
 from search.engine.one_search import ActiveSearch
-from search.engine.scheduler import Scheduler
-from search.engine.searcher import Searched
+from search.engine.scheduler import Scheduler, Searched
 from search.setup import RunSpec, make_setup
 from search.usage import AMOUNTS
 

@@ -20,7 +20,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from search.observing import is_observed
+from search.engine.scheduler import is_observed
 from search.tracing import trace
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="traces need opentelemetry-sdk")

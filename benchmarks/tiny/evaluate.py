@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.tiny.send_back import SYSTEM as SEND_BACK
 from benchmarks.tiny.truth import first_error
-from mas_gym.policies.base import Policy, SamplingRequest
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import Policy, SamplingRequest, derive_seed
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import load_mas
 from mas_gym.systems.prompts import chat_messages

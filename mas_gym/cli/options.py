@@ -287,7 +287,7 @@ class AgentSource:
 
     def policy_spec(self, system: MAS) -> PolicySpec:
         """Return the policy of ``--policy``; the bundled model is the default if the MAS's config names no policies."""
-        from search.spec_loading import FROM_CONFIG, config_policies
+        from search.runs import FROM_CONFIG, config_policies
 
         if self.policy == FROM_CONFIG:
             return config_policies(system, FROM_CONFIG)

@@ -17,8 +17,8 @@ from search.progress import Progress
 from search.protocol import Critic, Planner
 from search.results.summary import find_row, summarize
 from search.results.table import CALIBRATION_PROBLEMS, CalibratedSize, Comparison
+from search.runs import CompareSettings, load_spec, shows
 from search.setup import RunSpec
-from search.spec_loading import CompareSettings, load_spec, shows
 
 
 @shows(CompareSettings)

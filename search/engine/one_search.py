@@ -17,7 +17,7 @@ from mas_gym.critics import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, SearchError
 from mas_gym.internal.event_loop import together
 from mas_gym.internal.user_files import place_of
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import derive_seed
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget

@@ -22,7 +22,7 @@ from mas_gym.errors import DataError
 from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.tasks.base import Problem
 from search.engine.journal import Journal
-from search.engine.searcher import DroppedError, Searched, Searcher
+from search.engine.scheduler import DroppedError, Searched, Searcher
 from search.plan import Plan
 from search.usage import Usage
 

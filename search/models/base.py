@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from mas_gym.errors import SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy, PolicyBase, SamplingReply, SamplingRequest
@@ -16,7 +17,6 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
 from search.plan import Plan
 from search.protocol import Model, Propose, Request
-from search.sampling import SampleOrigin
 from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
@@ -25,6 +25,13 @@ Messages = tuple[ChatMessage, ...]
 Sample = Callable[[SamplingRequest], Awaitable[SamplingReply]]
 Report = Callable[[str, Usage], None]
 """Takes the agent that wrote a message, or ``""``, and the usage to charge to the search."""
+
+
+class SampleOrigin(NamedTuple):
+    """The origin of a message: the policy's proposal and the sampling seed, which is None for recorded messages."""
+
+    proposal: Proposal
+    seed: int | None
 
 
 @dataclass

@@ -11,15 +11,14 @@ from typing import NamedTuple
 from mas_gym.errors import PolicyError, SearchError
 from mas_gym.internal.event_loop import together
 from mas_gym.policies.base import Sample as Sampled
-from mas_gym.policies.base import SamplingReply, SamplingRequest
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import Action, MASState
-from search.models.base import Messages, Sample, SearchModel
+from search.models.base import Messages, Sample, SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose, Request, Tag, Tags, planner_name
-from search.sampling import SampleOrigin, Sampling, sample_seeds
+from search.setup import Sampling
 from search.tree import Proposal
 from search.usage import TagUsage, Usage
 
@@ -186,3 +185,18 @@ class PlayedModel(SearchModel):
             self.report("", chosen)
             plan = replace(plan, usage=plan.usage + chosen)
         return plan
+
+
+def sample_seeds(run_seed: int, problem_id: str, state: MASState, first: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of samples at a state.
+
+    Seeds depend on the run's seed, the problem and the state, so concurrency and restarts do not change a sample.
+
+    Args:
+        run_seed: The seed of the run.
+        problem_id: The problem.
+        state: The state that the messages are sampled at.
+        first: Number of samples this search has already requested there.
+        count: Number of samples requested.
+    """
+    return tuple(derive_seed(run_seed, problem_id, state.digest, place) for place in range(first, first + count))

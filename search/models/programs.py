@@ -19,8 +19,7 @@ from search.models.base import MakeModel, Messages, Models, Report, Sample
 from search.models.played import PlayedModel
 from search.plan import Plan
 from search.protocol import Model
-from search.sampling import Sampling
-from search.setup import Setup
+from search.setup import Sampling, Setup
 
 Then = Callable[[MASState | Exception], None]
 ProgramSource = Program | str | Callable[..., object]

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mas_gym.errors import ExhaustedError
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import derive_seed
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
-from search.models.base import Messages, SearchModel
+from search.models.base import Messages, SampleOrigin, SearchModel
 from search.protocol import Propose, Request, Tag, Tags
 from search.recorded_tree import RecordedTree
-from search.sampling import SampleOrigin
 from search.tree import Proposal
 from search.usage import Usage
 
