@@ -28,7 +28,6 @@ class Journal:
 
     Attributes:
         earlier: The cost of the run in earlier processes.
-        watched: Whether progress is displayed.
         closed: Whether the run has ended.
     """
 
@@ -52,7 +51,6 @@ class Journal:
         self._progress = Progress(total=total)
         self._updated = perf_counter()
         self.earlier = record.spent if record is not None else Usage()
-        self.watched = listener is not None
         self.closed = False
         self._saved = Usage()
         _log_start(setup, total, facts)
@@ -84,12 +82,12 @@ class Journal:
     @property
     def due(self) -> bool:
         """Whether a progress update is due."""
-        return self.watched and perf_counter() - self._updated > UPDATE_SECONDS
+        return self._listener is not None and perf_counter() - self._updated > UPDATE_SECONDS
 
     @property
     def patience(self) -> float | None:
         """Maximum wait until the next progress update, in seconds; None for no limit."""
-        return UPDATE_SECONDS if self.watched else None
+        return None if self._listener is None else UPDATE_SECONDS
 
     def update(self, usage: Usage, open_searches: int) -> None:
         """Show progress."""

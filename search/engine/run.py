@@ -135,12 +135,13 @@ class Run(Iterator[Plan]):
             self._journal = await self._open_journal()
         journal = self._journal
         assert journal is not None
-        self._scheduler.earlier = journal.earlier
+        scheduler = self._scheduler
+        scheduler.earlier = journal.earlier
         while not self._ready and self._reason is None and self._start_searches(journal):
             if self._ready:
                 # A stored search needs no wait.
                 break
-            waits = [seconds for seconds in (journal.patience, self._scheduler.seconds_left) if seconds is not None]
+            waits = [seconds for seconds in (journal.patience, scheduler.seconds_left) if seconds is not None]
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(waits, default=None)):
                     await self._changed.wait()
@@ -149,9 +150,9 @@ class Run(Iterator[Plan]):
             if failed is not None:
                 raise failed
             if journal.due:
-                self._show(journal)
+                journal.update(scheduler.usage, len(self._open))
         if self._reason is not None:
-            self._scheduler.stop(self._reason)
+            scheduler.stop(self._reason)
 
     def _start_searches(self, journal: Journal) -> bool:
         """Start searches of the next problems; return False if no search is open and none can start."""
@@ -170,7 +171,7 @@ class Run(Iterator[Plan]):
             if stored is not None:
                 self._ready.append((stored, None))
                 scheduler.observe(stored.usage)
-                self._show(journal)
+                journal.update(scheduler.usage, len(self._open))
                 return True
             reason = None if self._open else scheduler.shortage(0)
             if reason is not None:
@@ -209,14 +210,10 @@ class Run(Iterator[Plan]):
                 problem, plan, samples, failure = task.result()
                 journal.ended(problem, plan, samples)
                 self._ready.append((plan, failure))
-                self._show(journal)
+                journal.update(self._scheduler.usage, len(self._open))
             elif not isinstance(error, DroppedError | asyncio.CancelledError):
                 failed = failed or error
         return failed
-
-    def _show(self, journal: Journal) -> None:
-        if journal.watched:
-            journal.update(self._scheduler.usage, len(self._open))
 
     # ---- the end
 

@@ -129,51 +129,38 @@ class Searcher(ABC):
 Observed = AbstractContextManager[Callable[..., None]]
 
 
-def _ignore(*result: object) -> None: ...
-
-
 class Observer:
     """An observer that records nothing; base class of the others."""
 
+    def __init__(self, policy: str = "") -> None:
+        """Observe a scheduler with a policy of this name."""
+
     def search(self, setup: Setup, problem: Problem) -> Observed:
         """Observe a search; the result is its plan and the exception that made it fail."""
-        return nullcontext(_ignore)
+        return nullcontext(lambda *result: None)
 
     def call(self, request: SamplingRequest) -> Observed:
         """Observe a request to the policy; the result is the reply."""
-        return nullcontext(_ignore)
+        return nullcontext(lambda *result: None)
 
     def scores(self, critic: Critic, contexts: Sequence[ScoringContext]) -> Observed:
         """Observe the scoring of states; the result is the scores."""
-        return nullcontext(_ignore)
+        return nullcontext(lambda *result: None)
 
 
-def _unobserved(policy: str) -> Observer:
-    return Observer()
-
-
-_current: Callable[[str], Observer] = _unobserved
-
-
-def is_observed() -> bool:
-    """Return whether new schedulers are observed."""
-    return _current is not _unobserved
-
-
-def observer(policy: str) -> Observer:
-    """Return an observer for a new scheduler with a policy of this name."""
-    return _current(policy)
+_observer: Callable[[str], Observer] = Observer
+"""Returns the observer of a new scheduler with a policy of this name."""
 
 
 @contextmanager
 def observed(make: Callable[[str], Observer]) -> Iterator[None]:
     """Use another observer in all schedulers that start inside this context in this process."""
-    global _current
-    before, _current = _current, make
+    global _observer
+    before, _observer = _observer, make
     try:
         yield
     finally:
-        _current = before
+        _observer = before
 
 
 class _Entry(NamedTuple):
@@ -207,7 +194,7 @@ class Scheduler(Searcher):
         self._make_model: MakeModel = partial(PlayedModel, sample=self._sample, tags=policy.tags)
         if setup.models is not None:
             self._make_model = self._opened.enter_context(setup.models.opened(policy, self._sample))
-        self._observer: Observer = observer(policy.name)
+        self._observer = _observer(policy.name)
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
         self._held: dict[ActiveSearch, tuple[int, asyncio.Future[None]]] = {}
