@@ -47,14 +47,7 @@ installed or imported first, as for entry points or a registry that modules fill
 
 
 class SharedSettings(TypedDict, total=False):
-    """Arguments of `search.run`, `search.compare` and `run_ray`; see `search.setup.RunSpec`.
-
-    Attributes:
-        program: An agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of a service,
-            or a `mas_gym.programs.Program`. If ``mas`` is also given, it describes the program's agents.
-        prices: Prices of the models, as a YAML file or a mapping of the same form (`search.prices`). Budgets may then
-            limit ``usd``, and tables show the cost.
-    """
+    """Arguments of `search.run`, `search.compare` and `run_ray`."""
 
     mas: MAS | str | None
     program: ProgramSource | None
@@ -67,12 +60,7 @@ class SharedSettings(TypedDict, total=False):
 
 
 class CompareSettings(SharedSettings, total=False):
-    """Arguments of `search.run` and `search.compare`.
-
-    Attributes:
-        recorded: A recorded run to search in place of a system and a policy, or the store that contains it; see
-            `search.Recorded`.
-    """
+    """Arguments of `search.run` and `search.compare`."""
 
     recorded: Recorded | str | os.PathLike[str] | None
     policy: Policy | AsyncPolicy | FromConfig | None
@@ -157,9 +145,7 @@ def load_spec(
         given |= {name: replace(given.get(name, Budget()), prices=prices) for name in ("budget", "run_budget")}
     if isinstance(store := given.get("store"), Store):
         given["store"] = store.path
-    return RunSpec(
-        as_problems(problems), planner=load_planner(planner) if isinstance(planner, str) else planner, **given
-    )
+    return RunSpec(as_problems(problems), planner=load_planner(planner), **given)
 
 
 def config_policies(mas: MAS, policy: FromConfig | None) -> dict[str, str]:
@@ -189,7 +175,14 @@ def run(planner: Planner | str, problems: Iterable[Problem] | None = None, **set
     Args:
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
         problems: The problems; by default, all problems of ``recorded``.
-        settings: The settings of the run, such as ``mas="rpsv"``: `search.RunSpec` describes each of them.
+        settings: The settings of the run, such as ``mas="rpsv"``, as described for `search.RunSpec`, and
+
+            * ``program``: an agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of
+              a service, or a `mas_gym.programs.Program`; if ``mas`` is also given, it describes the program's agents;
+            * ``recorded``: a recorded run to search in place of a system and a policy, or the store that contains it
+              (`search.Recorded`);
+            * ``prices``: prices of the models, as a YAML file or a mapping of the same form (`search.prices`), for
+              budgets in USD, the column USD of tables, and `Run.cost`.
 
     Returns:
         An iterator of plans. After Ctrl-C or a stop, it still yields the finished plans.

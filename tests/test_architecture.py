@@ -74,7 +74,6 @@ ORDER = [
     "search.grading",
     "search.prices",
     "search.protocol",
-    "search.recorded_tree",
     "search.critics",
     "search.calibrated_critics",
     "search.planners",

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 SATELLITES = [
     *("mas_gym/programs", "mas_gym/logs", "mas_gym/policies/arms_policy.py", "mas_gym/cli"),
-    *("search/models/programs.py", "search/models/recorded.py", "search/recorded_tree.py"),
+    *("search/models/programs.py", "search/models/recorded.py"),
     *(f"search/store/{name}.py" for name in ("recorded_runs", "recorded_critic", "stored_states")),
     *(f"search/store/{name}.py" for name in ("transcript_import", "staged_logs")),
     *("search/planners/chosen_arms.py", "search/prices.py", "search/tracing.py", "search/service"),

@@ -17,7 +17,7 @@ from search.engine.run import Run
 from search.plan import Plan
 from search.planners.registry import load_planner, planner_spec
 from search.progress import Progress
-from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
+from search.protocol import Critic, Planner, as_critic, planner_name
 from search.results.outcomes import Outcome, outcome_of
 from search.runs import start
 from search.setup import RunSpec, charged_critic
@@ -64,9 +64,9 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
         ConfigError: Two different planners have the same name.
     """
     if isinstance(planners, Mapping):
-        return {str(name): load_planner(p) if isinstance(p, str) else as_planner(p) for name, p in planners.items()}
+        return {str(name): load_planner(planner) for name, planner in planners.items()}
     items = _listed(planners)
-    loaded = [load_planner(item) if isinstance(item, str) else as_planner(item) for item in items]
+    loaded: list[Planner] = [load_planner(item) for item in items]  # type: ignore[arg-type]
     named = [(planner_spec(planner), planner) for planner in loaded]
     found: dict[str, Planner] = {}
     for item, (name, planner) in zip(items, named, strict=True):

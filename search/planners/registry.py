@@ -62,8 +62,8 @@ def planner_names() -> list[str]:
     return PLANNERS.names()
 
 
-def load_planner(spec: str) -> Planner:
-    """Build a planner from its short form.
+def load_planner(spec: str | Planner) -> Planner:
+    """Build a planner from its short form; return a planner unchanged.
 
     Args:
         spec: A name, then a colon and the settings in order or by name: ``"single"``, ``"sc:5"``,
@@ -84,6 +84,8 @@ def load_planner(spec: str) -> Planner:
     >>> load_planner("sbs:5,3")
     StepBeamSearch(stop=None, b2=5, b1=3)
     """
+    if not isinstance(spec, str):
+        return as_planner(spec)
     name, colon, stages = spec.strip().partition(":")
     if name.strip() == _CASCADE:
         # Each stage has its own settings and options.

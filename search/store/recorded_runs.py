@@ -19,8 +19,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
 from search.models.base import MakeModel, Models, Report, Sample
-from search.models.recorded import RecordedModel
-from search.recorded_tree import RecordedTree, world_of
+from search.models.recorded import RecordedModel, RecordedTree, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.setup import Setup
 from search.store.row_conversion import problem_of
