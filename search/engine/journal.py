@@ -93,7 +93,7 @@ class Journal:
         """Show progress."""
         self._updated = perf_counter()
         if self._listener is not None:
-            self._listener(self._progress.with_run(usage, open_searches, None), False)
+            self._listener(replace(self._progress, usage=usage, open=open_searches), False)
 
     def close(self, usage: Usage, calls: int, stopped: str | None) -> None:
         """Close the store and log how the run ended; safe to call twice.
@@ -109,7 +109,7 @@ class Journal:
         if self._record is not None:
             self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)
             self._record.close()
-        last = self._progress.with_run(usage, 0, stopped)
+        last = replace(self._progress, usage=usage, stopped=stopped)
         _log_end(last)
         if self._listener is not None:
             self._listener(last, True)

@@ -86,7 +86,6 @@ class ActiveSearch:
         self,
         setup: Setup,
         problem: Problem,
-        task: Iterable[Problem],
         make_model: MakeModel,
         services: Services,
         on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
@@ -96,7 +95,6 @@ class ActiveSearch:
         Args:
             setup: The search's settings.
             problem: The problem.
-            task: Grades the answers, if the task has custom grading.
             make_model: Creates the search's model.
             services: The scheduler.
             on_message: Called with the agent and the usage so far when a message arrives.
@@ -105,7 +103,7 @@ class ActiveSearch:
         # No reference cycle: it would keep the texts of a finished search until the garbage collector runs.
         search: ActiveSearch = weakref.proxy(self)
         self.model = make_model(setup, problem, lambda agent, usage: search._report(agent, usage))
-        self.grader = ProblemGrader(task, problem, setup.dynamics.mas.final_text, self.model.grades)
+        self.grader = ProblemGrader(setup.problems, problem, setup.dynamics.mas.final_text, self.model.grades)
         self.spent, self.asked = Usage(), 0
         self.failure: BaseException | None = None
         self._services, self._on_message = services, on_message

@@ -253,7 +253,7 @@ class Scheduler(Searcher):
     async def _admitted(self, setup: Setup, problem: Problem, on_message: Callable[[str, Usage], None]) -> Searched:
         if self.closed:
             raise SearchError(f"expected an open scheduler, got one that has ended: {self.stopped or 'closed'}")
-        search = ActiveSearch(setup, problem, self._setup.problems, self._make_model, self, on_message)
+        search = ActiveSearch(setup, problem, self._make_model, self, on_message)
         task = asyncio.current_task()
         assert task is not None
         self._open[search] = _Entry(search, task, self._allowance.grant)
