@@ -51,7 +51,7 @@ from search.compare.comparison_runs import measure, named_planners
 from search.critic_registry import load_critic
 from search.protocol import ScoringContext
 from search.results.outcomes import Outcome
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 from search.store import open_store
 
 PAGES = Path(__file__).parent / "pages" / "training"

@@ -1,7 +1,8 @@
 """Modules that are executed for one question: ``python -m benchmarks.modules_entered``.
 
 The script runs one search of MCTS(10,3) with a scripted policy and a critic drawn from a hash, without a store. A first
-run imports all modules, so that only calls are counted in the second.
+run imports all modules, so that only calls are counted in the second. Modules that are entered only before the run
+reads its problem load the parts of the run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -20,10 +22,13 @@ from mas_gym.tasks import Problem
 ROOT = Path(search.__file__).parents[1]
 
 
-def question(seed: int) -> None:
+def question(seed: int, read: Callable[[], None] = lambda: None) -> None:
+    def problems() -> Iterator[Problem]:
+        read()
+        yield Problem("p", "What is 3 modulo 5?", "3")
+
     policy = ScriptedPolicy(lambda request, seed: f"It may be {seed % 977}. Final Answer: {seed % 5}")
-    problem = Problem("p", "What is 3 modulo 5?", "3")
-    list(search.run("mcts:10,3", [problem], mas="rpsv", policy=policy, critic=DrawnCritic("first"), seed=seed))
+    list(search.run("mcts:10,3", problems(), mas="rpsv", policy=policy, critic=DrawnCritic("first"), seed=seed))
 
 
 def module(frame: FrameType | None) -> str | None:
@@ -36,6 +41,7 @@ def module(frame: FrameType | None) -> str | None:
 
 def main() -> None:
     entered: Counter[str] = Counter()
+    loading: Counter[str] = Counter()
     crossed: Counter[tuple[str, str]] = Counter()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -49,12 +55,14 @@ def main() -> None:
     question(1)
     sys.setprofile(note)
     threading.setprofile(note)
-    question(2)
+    question(2, lambda: loading.update(entered))
     sys.setprofile(None)
     threading.setprofile(None)
     print(f"{len(entered)} modules, {entered.total():,} calls, {crossed.total():,} from one module to another")
+    path = entered - loading
+    print(f"{len(path)} of them after the run has read its problem")
     for name, calls in entered.items():
-        print(f"{calls:7,}  {name}")
+        print(f"{calls:7,}  {name}{'' if name in path else '  (loading)'}")
     print()
     for (caller, called), calls in crossed.most_common(20):
         print(f"{calls:7,}  {caller} -> {called}")

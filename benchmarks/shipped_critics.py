@@ -24,7 +24,7 @@ from rewardmodels.model.critic_folder import load_folder, model_card, save_folde
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
 from search.results.intervals import paired_difference
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 SEED = 42
 CONCURRENCY = 64

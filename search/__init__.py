@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from search.planners import REBASE as REBASE
     from search.planners import AdaptiveBranching as AdaptiveBranching
     from search.planners import BestOfN as BestOfN
-    from search.planners import ChosenArms as ChosenArms
     from search.planners import ChosenRecipients as ChosenRecipients
     from search.planners import SelfConsistency as SelfConsistency
     from search.planners import SequentialHalving as SequentialHalving
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from search.planners import SinglePass as SinglePass
     from search.planners import StepBeamSearch as StepBeamSearch
     from search.planners.ask_tell import AskTell as AskTell
+    from search.planners.chosen_arms import ChosenArms as ChosenArms
     from search.planners.registry import load_planner as load_planner
     from search.planners.registry import planner_names as planner_names
     from search.planners.registry import planner_spec as planner_spec
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from search.protocol import Tags as Tags
     from search.protocol import as_critic as as_critic
     from search.protocol import as_planner as as_planner
-    from search.run_spec import RunSpec as RunSpec
     from search.runs import run as run
-    from search.sampling import Sampling as Sampling
+    from search.setup import RunSpec as RunSpec
+    from search.setup import Sampling as Sampling
     from search.store import Imported as Imported
     from search.store import Recorded as Recorded
     from search.store import RunInfo as RunInfo

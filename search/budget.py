@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.errors import BudgetError, ConfigError, shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import Sample
-from search.prices import Rate
 from search.usage import Usage
+
+if TYPE_CHECKING:
+    from search.prices import Prices, Rate
 
 LIMITS = ("calls", "tokens", "seconds", "usd")
 """The units that a budget limits."""
@@ -26,9 +28,10 @@ class Budget:
         tokens: Generated tokens (TOK). Once they are spent, a search only completes its first path, with one message
             per turn. The last request may overshoot.
         seconds: Wall-clock seconds. Results under this limit depend on the machine's speed.
-        usd: USD, limited in the same way as tokens; needs the ``prices`` of a run. With a price per second, results
-            under this limit also depend on the machine's speed.
-        rate: The run's prices, for ``usd``; filled in by the run.
+        usd: USD, limited in the same way as tokens; needs ``prices``. With a price per second, results under this
+            limit also depend on the machine's speed.
+        rate: The prices of the run's models; filled in by the run.
+        prices: Prices by the name of a model.
     """
 
     calls: int | None = None
@@ -36,6 +39,7 @@ class Budget:
     seconds: float | None = None
     usd: float | None = None
     rate: Rate | None = None
+    prices: Prices | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, limit in zip(LIMITS, (self.calls, self.tokens, self.seconds, self.usd), strict=True):
@@ -70,7 +74,7 @@ class Budget:
         """Return a budget with the smaller of the two limits in each unit."""
         pairs = ((name, [getattr(one, name) for one in (self, other)]) for name in LIMITS)
         limits = {name: min((n for n in both if n is not None), default=None) for name, both in pairs}
-        return replace(self, **limits, rate=self.rate or other.rate)
+        return replace(self, **limits)
 
     def check_counted(self, samples: Iterable[Sample]) -> None:
         """Check that messages have token counts, if tokens or USD are limited. Raises `BudgetError`."""
@@ -85,35 +89,37 @@ class Budget:
         """Return the limits on calls and seconds only."""
         return replace(self, tokens=None, usd=None)
 
-    def priced(self, rate: Rate | None) -> Budget:
-        """Return the budget with a run's prices, which are added only if it limits USD.
+    def priced(self, policy: str, critic: str | None) -> Budget:
+        """Return the budget with the prices of a run's policy and critic, if it has prices.
 
         Raises:
-            ConfigError: The budget limits USD, and there are no prices.
+            ConfigError: The budget limits USD and has no prices, or the prices are invalid for the models.
+            UnknownNameError: A model has no price.
         """
-        if self.usd is None:
-            return self
-        if rate is None:
+        self.check_priced()
+        return self if self.prices is None else replace(self, rate=self.prices.rate(policy, critic))
+
+    def check_priced(self) -> None:
+        """Check that a budget in USD has prices. Raises `ConfigError`."""
+        if self.usd is not None and self.prices is None:
             raise ConfigError(
                 f"budget: expected prices for usd={self.usd:g}, got none; pass prices=, or --prices prices.yaml"
             )
-        return replace(self, rate=rate)
 
     def to_dict(self) -> JSONObject:
-        """Return the form used in a run's identity, with prices only if USD is limited."""
-        stated = asdict(self)
-        return stated if self.usd is not None else {name: stated[name] for name in LIMITS if name != "usd"}
+        """Return the form used in a run's identity, with the run's prices only if USD is limited."""
+        known = (*LIMITS, "rate") if self.usd is not None else LIMITS[:-1]
+        stated = asdict(replace(self, prices=None))
+        return {name: stated[name] for name in known}
 
     def cost(self, usage: Usage) -> float:
-        """Return the cost in USD; 0 without a USD limit.
+        """Return the cost in USD; 0 without prices. Raises `ConfigError` if the budget limits USD without prices."""
+        self.check_priced()
+        return 0.0 if self.rate is None else self.rate.usd(usage)
 
-        Raises:
-            ConfigError: The budget limits USD, and there are no prices.
-        """
-        if self.rate is None:
-            self.priced(None)
-            return 0.0
-        return self.rate.usd(usage)
+    def tag_cost(self, tag: str) -> float | None:
+        """Return the price of a million tokens generated with a tag, in USD; None without one."""
+        return None if self.rate is None else self.rate.generated(tag)
 
     def spent(self, usage: Usage, wanted: int) -> str | None:
         """Return the limit that rules out ``wanted`` more agent calls, as ``"budget of 30 calls spent"``, or None.

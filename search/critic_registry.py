@@ -34,7 +34,6 @@ from search.critics import (
     Vote,
 )
 from search.protocol import Critic, as_critic
-from search.store.recorded_critic import RecordedCritic
 
 Loader = Callable[..., Any]
 
@@ -229,7 +228,7 @@ def _member(folder: Path, text: str) -> Critic:
     is_store = recorded.name == "recorded" and not recorded.file
     path = folder / (recorded.argument if is_store else text)
     if is_store and _is_inside(folder, path, Path.is_file):
-        return as_critic(CRITICS.call(recorded, RecordedCritic, path.resolve(), **recorded.options()))
+        return as_critic(CRITICS.call(recorded, CRITICS.find(recorded), path.resolve(), **recorded.options()))
     if not is_store and _is_inside(folder, path, Path.is_dir):
         return load_critic(str(path.resolve()))
     raise ConfigError(
@@ -266,7 +265,7 @@ CRITICS = Registry(
         "policy-likelihood": _likelihood,
         "constant": _constant,
         **_COMBINED,
-        "recorded": RecordedCritic,
+        "recorded": "search.store.recorded_critic:RecordedCritic",
         "calibrated": _calibrated,
         "uncertainty": _uncertainty,
         "agreement": _agreement,

@@ -84,7 +84,6 @@ class Plan:
         requests: For a program, the prompt for each message of the chosen path, by the message's node.
         order_varied: Whether concurrent calls of an agent program arrived too late to be ordered by content; not
             stored.
-        usd: The cost of the search in USD at the run's prices; None for a run without prices; not stored.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -100,7 +99,6 @@ class Plan:
     mas: MAS | None = field(default=None, repr=False, compare=False)
     requests: Mapping[int, tuple[ChatMessage, ...]] = field(default_factory=dict, repr=False, compare=False)
     order_varied: bool = field(default=False, repr=False, compare=False)
-    usd: float | None = field(default=None, compare=False)
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:

@@ -56,10 +56,6 @@ class Progress:
             stored=self.stored + (not fresh),
         )
 
-    def with_run(self, usage: Usage, open_searches: int, stopped: str | None) -> Progress:
-        """Add the state of the run."""
-        return replace(self, usage=usage, open=open_searches, stopped=stopped)
-
     def __str__(self) -> str:
         total = "" if self.total is None else f"/{self.total}"
         seconds = max(self.usage.seconds, 1e-9)

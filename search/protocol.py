@@ -40,7 +40,7 @@ from mas_gym.critics import Peers as Peers
 from mas_gym.critics import Scores as Scores
 from mas_gym.critics import ScoringContext as ScoringContext
 from mas_gym.critics import as_critic as as_critic
-from mas_gym.errors import ConfigError, whole_number
+from mas_gym.errors import ConfigError, is_number, whole_number
 from mas_gym.internal.adapter import Adapter, describe_type, has_method
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
@@ -265,3 +265,26 @@ def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | Non
     if critic.terminal_only:
         return "outcome"
     return "likelihood" if critic.scores_actions else "process"
+
+
+def check_at_least(planner: object, low: int, **numbers: int) -> None:
+    """Check that a planner's settings are integers of at least ``low``.
+
+    Raises:
+        ConfigError: A setting is too small or not an integer.
+    """
+    for name, number in numbers.items():
+        whole_number(f"{type(planner).__name__}: {name}", number, at_least=low)
+
+
+def check_positive(planner: object, **numbers: float) -> None:
+    """Check that a planner's settings are finite numbers above 0.
+
+    Raises:
+        ConfigError: A setting is not a finite number above 0.
+    """
+    for name, number in numbers.items():
+        if not is_number(number) or number <= 0:
+            raise ConfigError(
+                f"{type(planner).__name__}: expected {name} to be a positive finite number, got {number!r}"
+            )

@@ -1,67 +1,169 @@
-"""`Setup`: a run's settings with all parts adapted to each other. With a problem, they determine a search's result."""
+"""The settings of a run: its `Sampling`, a `RunSpec` as given, and a `Setup` with all parts adapted to each other."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import AsyncPolicy
+from mas_gym.policies.base import AsyncPolicy, Policy, effective_temperature
 from mas_gym.policies.batch_queue import as_policy
 from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS, Agent
+from mas_gym.systems.validation import DEFAULT_MAX_NEW_TOKENS
 from mas_gym.tasks.base import Task
-from search.plan import Plan
-from search.prices import Rate
+from search.budget import Budget
+from search.planners.single_pass import SinglePass
+from search.progress import Progress
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
-from search.run_spec import RunSpec
 
 logger = logging.getLogger("search")
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling parameters of agents (paper, App. "Search configurations").
+
+    Attributes:
+        temperature: Softmax temperature; values below 0.01 mean greedy decoding. An agent's own value replaces it.
+        top_p: Nucleus mass in ``(0, 1]``. An agent's own value replaces it.
+        max_new_tokens: Maximum length of one message, in tokens; an agent's own maximum also applies. None for no
+            maximum besides the agents' own, or for 1024 in a program.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperature", effective_temperature(self.temperature))
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ConfigError(f"sampling: expected max_new_tokens >= 1, got {self.max_new_tokens!r}")
+
+    @property
+    def limit(self) -> int:
+        """The maximum length as a number."""
+        return DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+
+    def for_system(self, mas: MAS) -> Sampling:
+        """Return the same sampling with the maximum length as a number."""
+        if self.max_new_tokens is not None:
+            return self
+        own = () if mas.external else (agent.max_new_tokens for agent in mas.agents)
+        return replace(self, max_new_tokens=max([DEFAULT_MAX_NEW_TOKENS, *own]))
+
+    def for_agent(self, agent: Agent) -> Sampling:
+        """Return the sampling of one agent of a system."""
+        if agent.temperature is None and agent.top_p is None:
+            return self
+        temperature = self.temperature if agent.temperature is None else agent.temperature
+        return replace(self, temperature=temperature, top_p=self.top_p if agent.top_p is None else agent.top_p)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The settings of a run.
+
+    `search.run` creates it from its arguments, which may also be names, as described for each setting.
+
+    Attributes:
+        problems: A task, a slice of a task, or any iterable of problems with distinct ids; read as searches start. By
+            default, those of ``models``.
+        mas: The system, or a name or path for `mas_gym.load_mas`.
+        policy: Writes the messages; ``"from-config"`` loads the policies in the config of ``mas``. None in a spec:
+            other processes load it.
+        planner: The algorithm, or its short form such as ``"mcts:10,3"``.
+        critic: Scores states; not needed by planners that request no values.
+        models: What is searched in place of the system played by the policy (`search.models.base.Models`), such as an
+            agent program or a recorded run; None for the system.
+        seed: Together with the problem's id, determines every sample and every choice of a search.
+        sampling: Temperature, top-p and token limit; the paper's settings by default.
+        budget: Limits of each search. A search that reaches a limit returns its best plan so far, or fails.
+        run_budget: Limits of the whole run, including the cost of earlier calls with the same store. A search starts
+            only if the remaining budget covers its expected cost, which is the cost of the most expensive search
+            so far. The time limit ends open searches.
+        training: Answer `search.Reward` requests with the true reward, for data generation; rejected for a test split.
+        concurrency: Maximum number of open searches; memory grows with it, but results do not depend on it.
+        store: A file (or an open `search.Store`) to which each finished search is written immediately. Searches that
+            are already stored are not repeated; their plans are read back. Failed searches are retried.
+        run_name: A name for this run in the store. Resuming a named run with different settings raises an error.
+        progress: True for a bar on standard error; or a function called with a `search.Progress` when a search ends,
+            and a few times per second in between.
+        raise_errors: Raise the exception that ended a search, with its traceback, instead of returning a plan with an
+            ``error``.
+    """
+
+    problems: Any
+    mas: MAS
+    policy: Policy | AsyncPolicy | None
+    planner: Planner = field(default_factory=SinglePass)
+    critic: Critic | None = None
+    models: Any = None
+    seed: int = 42
+    sampling: Sampling = field(default_factory=Sampling)
+    budget: Budget = field(default_factory=Budget)
+    run_budget: Budget = field(default_factory=Budget)
+    training: bool = False
+    concurrency: int = 64
+    store: str | os.PathLike[str] | None = None
+    run_name: str | None = None
+    progress: bool | Callable[[Progress], None] = False
+    raise_errors: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the concurrency, and reject the true reward on a test split; lists of problems have no split."""
+        if self.concurrency < 1:
+            raise ConfigError(f"expected concurrency >= 1, got {self.concurrency}")
+        if self.training and isinstance(self.problems, Task) and self.problems.split == "test":
+            raise ConfigError(
+                f"training=True gives searches the true reward, and {self.problems.name} is a test split; its "
+                "answers would leak: load it with split='train' or 'dev'"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup(RunSpec):
-    """A run's settings: the planner is adapted to the critic, the sampling to the system, the budgets to the prices.
+    """A run's settings: the planner is adapted to the critic, the sampling to the system, the budgets to the models.
 
     Attributes:
         dynamics: The system's transition model.
-        rate: The prices of the run's models; None if not given.
     """
 
     policy: AsyncPolicy
     dynamics: Dynamics
-    rate: Rate | None
-
-    def with_cost(self, plan: Plan) -> Plan:
-        """Return a plan with its cost in USD, if the run has prices."""
-        return plan if self.rate is None else replace(plan, usd=self.rate.usd(plan.usage))
 
 
 def make_setup(spec: RunSpec) -> Setup:
     """Adapt the parts of a run to each other.
 
     Raises:
-        ConfigError: A part does not implement its protocol, the planner and the critic are incompatible, or there are
-            no prices, although a budget limits USD or the planner chooses by price; or the prices are invalid for the
-            models (see `Prices.rate`).
+        ConfigError: A part does not implement its protocol, the planner and the critic are incompatible, or a budget or
+            the planner needs prices, and there are none or invalid ones (see `search.budget.Budget.priced`).
         UnknownNameError: A model has no price.
     """
     policy, critic = as_policy(spec.policy), None if spec.critic is None else as_critic(spec.critic)
     if critic is not None:
         critic.check_graph(spec.mas)
     planner = as_planner(as_planner(spec.planner).for_run(critic, spec.training))
-    if spec.prices is None and planner.needs_costs:
+    charged = policy.name, charged_critic(planner, critic)
+    budget = spec.budget.priced(*charged)
+    if planner.needs_costs and budget.rate is None:
         raise ConfigError(f"{planner_name(planner)} needs prices: pass prices=, or --prices prices.yaml")
-    rate = None if spec.prices is None else spec.prices.rate(policy.name, charged_critic(planner, critic))
     adapted = {
         "policy": policy,
         "critic": critic,
         "planner": planner,
         "sampling": spec.sampling.for_system(spec.mas),
-        "budget": spec.budget.priced(rate),
-        "run_budget": spec.run_budget.priced(rate),
+        "budget": budget,
+        "run_budget": spec.run_budget.priced(*charged),
     }
-    return Setup(**vars(spec) | adapted, dynamics=Dynamics(spec.mas), rate=rate)
+    return Setup(**vars(spec) | adapted, dynamics=Dynamics(spec.mas))
 
 
 def charged_critic(planner: Planner, critic: Critic | None) -> str | None:

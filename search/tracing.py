@@ -23,7 +23,7 @@ from mas_gym.errors import need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import SamplingReply, SamplingRequest, spoken
 from mas_gym.tasks.base import Problem
-from search.observing import Observer, observed
+from search.engine.scheduler import Observer, observed
 from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.protocol import ScoringContext

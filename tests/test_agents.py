@@ -40,7 +40,7 @@ from rewardmodels.agents import (
 )
 from rewardmodels.agents import improve as improve_module
 from rewardmodels.agents.improve import ImproveConfig, improve
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 pytestmark = [
     pytest.mark.trl,

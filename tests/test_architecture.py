@@ -74,23 +74,19 @@ ORDER = [
     "search.grading",
     "search.prices",
     "search.protocol",
-    "search.recorded_tree",
     "search.critics",
     "search.calibrated_critics",
     "search.planners",
     "search.budget",
-    "search.sampling",
     "search.option_rules",
-    "search.run_spec",
     "search.setup",
     "search.models",
-    "search.observing",
     "search.results",
     "search.store",
-    "search.spec_loading",
     "search.engine",
     "search.tracing",
     "search.runs",
+    "search.engine.ray_actors",
     "search.critic_registry",
     "search.compare",
     "search",
@@ -340,14 +336,16 @@ def words_of(path: Path) -> set[str]:
     }
 
 
-LISTS = ("search/engine/ray_actors.py", "search/planners/__init__.py", "search/planners/registry.py")
-"""Modules that list features: the backend on Ray, and the names of planners."""
+OWN_FILES = ("search/engine/ray_actors.py", "search/planners/chosen_arms.py")
 
 CORE = [
     path
     for path in FILES
-    if re.match(r"search/(engine/|planners/|protocol|tree)|mas_gym/systems/", path.relative_to(ROOT).as_posix())
-    and path.relative_to(ROOT).as_posix() not in (*LISTS, "search/planners/chosen_arms.py")
+    if re.match(
+        r"search/(engine/|planners/|protocol|tree|setup|models/(base|played))|mas_gym/systems/",
+        path.relative_to(ROOT).as_posix(),
+    )
+    and path.relative_to(ROOT).as_posix() not in OWN_FILES
 ]
 
 

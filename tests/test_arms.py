@@ -175,7 +175,7 @@ def test_planner_with_arms_is_reproducible_at_any_concurrency(spec: str, rule: s
         usd = sum(
             arm.prompt_tokens * costs[arm.tag][0] + arm.generated_tokens * costs[arm.tag][1] for arm in usage.tags
         )
-        assert plan.usd == pytest.approx(usd / 1e6)
+        assert search.as_prices(PRICES).rate(arms().name, "hash").usd(usage) == pytest.approx(usd / 1e6)
 
 
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -287,8 +287,9 @@ def test_cost_rule_without_prices_is_rejected() -> None:
 
 def test_cost_rule_works_with_prices_of_zero() -> None:
     free = {"prompt": 0, "generated": 0}
-    plans = run("mcts:4,2,arms=cost", prices={"talker": free, "echo": free, "hash": {"forward": 0}})
-    assert all(plan.usd == 0 for plan in plans)
+    prices = {"talker": free, "echo": free, "hash": {"forward": 0}}
+    plans = run("mcts:4,2,arms=cost", prices=prices)
+    assert all(search.as_prices(prices).rate(arms().name, "hash").usd(plan.usage) == 0 for plan in plans)
 
 
 @pytest.mark.parametrize("rule", ["ucb", "", "none"])

@@ -35,7 +35,7 @@ from rewardmodels.model.critic_folder import META, model_card
 from rewardmodels.tiny_critics import shipped
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext, setup
 from search.compare.first_errors import auc
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 MAS_RPSV = MODEL.mas
 QUICK: dict[str, Any] = {

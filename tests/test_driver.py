@@ -9,6 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -672,9 +674,15 @@ def test_invalid_arguments_are_rejected(options: dict[str, Any]) -> None:
         search.run(planner, problems(1), **{"mas": RPSV, "policy": talker(), "critic": critic, **options})
 
 
-def test_duplicate_problem_ids_are_rejected() -> None:
+@pytest.mark.parametrize("name", ["toy", "\ud800"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_duplicate_problem_ids_are_rejected(name: str, stored: bool, tmp_path: Path) -> None:
+    found = [replace(problem, id=f"{name}{i}") for i, problem in enumerate(problems(3))]
+    options: dict[str, Any] = {"mas": RPSV, "policy": talker(), "concurrency": 2}
+    options |= {"store": tmp_path / "runs.db"} if stored else {}
+    assert len(list(search.run(SinglePass(), found, **options))) == 3
     with pytest.raises(DataError, match="distinct"):
-        list(search.run(SinglePass(), problems(3) * 2, mas=RPSV, policy=talker(), concurrency=2))
+        list(search.run(SinglePass(), found * 2, **options))
 
 
 def test_run_accepts_a_planner_spec_and_a_system_name() -> None:

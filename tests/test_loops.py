@@ -13,7 +13,7 @@ from mas_gym import Dynamics, chat_messages, load_mas, mas_names
 from mas_gym.envs.env import MASEnv
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import derive_seed
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.testing import check_mas
 from search.pages.graph_drawing import graph_svg

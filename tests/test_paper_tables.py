@@ -48,7 +48,7 @@ from rewardmodels.training.train_critic import ROLLOUTS, trees
 from search import ScoringContext
 from search.compare.first_errors import auc
 from search.results.intervals import Difference
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 from search.store import open_store
 
 

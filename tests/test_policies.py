@@ -32,10 +32,9 @@ from mas_gym.policies import (
     known_policies,
     load_policy,
 )
-from mas_gym.policies.base import fitted
+from mas_gym.policies.base import derive_seed, fitted
 from mas_gym.policies.batch_queue import BatchedPolicy, BatchSession, as_policy, sample_all
 from mas_gym.policies.per_agent import PerAgentPolicy
-from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem
 

@@ -27,6 +27,10 @@ def run(planner: str = "sc:3", count: int = 8, **options: Any) -> search.Run:
     return search.run(planner, problems(count), **{"mas": MAS, "policy": talker(), **options})
 
 
+def costs(plans: search.Run) -> dict[str, float | None]:
+    return {plan.problem_id: plans.cost(plan.usage) for plan in plans}
+
+
 def test_cost_includes_tokens_forward_passes_and_seconds() -> None:
     prices = as_prices(
         {
@@ -104,7 +108,7 @@ def test_prices_must_match_the_role_of_a_model() -> None:
 
 def test_agents_with_different_prices_need_a_price_for_the_whole_policy() -> None:
     policy = PerAgentPolicy({"agent0": talker(), "*": talker()})
-    assert next(run(policy=policy, prices=PRICES)).usd == pytest.approx(next(run(prices=PRICES)).usd)
+    assert costs(run(policy=policy, prices=PRICES)) == pytest.approx(costs(run(prices=PRICES)))
     mixed = {"a": {"second": 1}, "b": {"second": 2}}
     with pytest.raises(ConfigError, match=r"a, b have different prices.*add a price for 'x=a, \*=b'"):
         as_prices(mixed).rate("x=a, *=b")
@@ -116,26 +120,29 @@ def test_prices_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(prices)) == prices
 
 
-def test_stored_plans_contain_their_cost(tmp_path: Path) -> None:
-    plans = list(run(prices=PRICES, store=tmp_path / "runs.db"))
-    assert all(plan.usd == pytest.approx(plan.usage.generated_tokens / 1000) for plan in plans)
-    dearer = PRICES | {"talker": {"prompt": 0, "generated": 2000}}
-    again = run(prices=dearer, store=tmp_path / "runs.db")
-    assert all(plan.usd == pytest.approx(plan.usage.generated_tokens / 500) for plan in again)
+def test_runs_price_new_and_stored_plans(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    tokens = {plan.problem_id: plan.usage.generated_tokens for plan in run(store=store)}
+    first, dearer = (run(prices=PRICES | {"talker": {"prompt": 0, "generated": n}}) for n in (1000, 2000))
+    assert costs(first) == pytest.approx({name: number / 1000 for name, number in tokens.items()})
+    assert costs(dearer) == pytest.approx({name: number / 500 for name, number in tokens.items()})
+    again = run(prices=PRICES, store=store)
+    assert costs(again) == pytest.approx({name: number / 1000 for name, number in tokens.items()})
     assert again.usage.agent_calls == 0, "prices are no part of the identity of a run"
-    assert {plan.usd for plan in run(store=tmp_path / "runs.db")} == {None}
+    assert set(costs(run(store=store)).values()) == {None}
 
 
 def test_critics_are_charged_per_forward_pass() -> None:
-    plans = list(run("mcts:4,2", critic=HashCritic(), prices=PRICES))
+    plans = run("mcts:4,2", critic=HashCritic(), prices=PRICES)
     for plan in plans:
-        assert plan.usd == pytest.approx((plan.usage.generated_tokens + plan.usage.reward_calls) / 1000)
+        expected = (plan.usage.generated_tokens + plan.usage.reward_calls) / 1000
+        assert plans.cost(plan.usage) == pytest.approx(expected)
     with pytest.raises(UnknownNameError, match="no price for the critic 'hash'"):
         run("mcts:4,2", critic=HashCritic(), prices={"talker": {"second": 1}})
     # A critic that costs nothing, or that the planner does not use, needs no price.
     free = {"talker": {"second": 1}}
-    assert next(run("sc:2", critic=HashCritic(), prices=free)).usd is not None
-    assert next(run("mcts:4,2", critic=search.PolicyLikelihood(), prices=free)).usd is not None
+    assert None not in costs(run("sc:2", critic=HashCritic(), prices=free)).values()
+    assert None not in costs(run("mcts:4,2", critic=search.PolicyLikelihood(), prices=free)).values()
 
 
 def test_tables_have_a_usd_column_only_with_prices() -> None:
@@ -212,7 +219,7 @@ def test_run_stops_near_its_usd_budget_and_resumes_with_a_larger_one(concurrency
     options: dict[str, Any] = {"prices": PRICES, "store": tmp_path / "runs.db", "concurrency": concurrency}
     plans = run("sc:3", 40, run_budget=Budget(usd=0.5), **options)
     ended = list(plans)
-    largest = max(plan.usd or 0 for plan in ended)
+    largest = max(plans.cost(plan.usage) or 0 for plan in ended)
     spent = plans.usage.generated_tokens / 1000
     assert 0 < len(ended) < 40 and 0.5 - 2 * largest <= spent <= 0.5 + largest
     assert str(plans.stopped).startswith("budget of 0.5 USD spent")
@@ -222,9 +229,10 @@ def test_run_stops_near_its_usd_budget_and_resumes_with_a_larger_one(concurrency
 
 def test_free_models_do_not_reduce_the_budget() -> None:
     free = {"talker": {"prompt": 0, "generated": 0}}
-    plans = list(run("sc:9", prices=free, budget=Budget(usd=1e-9), run_budget=Budget(usd=1e-9)))
+    free_run = run("sc:9", prices=free, budget=Budget(usd=1e-9), run_budget=Budget(usd=1e-9))
+    plans = list(free_run)
     assert len(plans) == 8 and {plan.usage.agent_calls for plan in plans} == {27}
-    assert {plan.usd for plan in plans} == {0.0}
+    assert {free_run.cost(plan.usage) for plan in plans} == {0.0}
 
 
 def test_stored_runs_are_priced(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.programs import Program
-from search.run_spec import RunSpec
+from search.models.programs import ProgramModels
 from search.service.app import make_app
 from search.service.search_pool import Service
+from search.setup import RunSpec
 
 AGENTS = """
 async def solve(question, client):
@@ -54,7 +55,7 @@ async def odd(question: str, client: AsyncOpenAI) -> str:
 def test_service_returns_the_programs_answer_or_its_error() -> None:
     program = Program(odd, agents=["Solver"])
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: 7")
-    service = Service(RunSpec((), program.mas, policy, search.load_planner("sc:3"), program=program))
+    service = Service(RunSpec((), program.mas, policy, search.load_planner("sc:3"), models=ProgramModels(program)))
     with (
         serving(make_app(service)) as base,
         openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,

@@ -21,9 +21,10 @@ from mas_gym.errors import ConfigError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Program, ProgramError
 from mas_gym.tasks.base import Problem
-from search.run_spec import RunSpec
+from search.models.programs import ProgramModels
 from search.service.app import make_app
 from search.service.search_pool import Service
+from search.setup import RunSpec
 
 CULPRIT = "Who breaks the loop?"
 
@@ -105,7 +106,7 @@ def test_service_continues_after_a_program_disrupts_the_event_loop() -> None:
         await next(harms)()
 
     program = harmful(next_harm)
-    service = Service(RunSpec((), program.mas, ScriptedPolicy(answer), program=program))
+    service = Service(RunSpec((), program.mas, ScriptedPolicy(answer), models=ProgramModels(program)))
     with (
         serving(make_app(service)) as base,
         openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,

@@ -34,7 +34,8 @@ from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Folder, Program, World
 from mas_gym.systems.graph import RETURNED
 from mas_gym.tasks.base import Problem
-from search.run_spec import RunSpec
+from search.models.programs import ProgramModels
+from search.setup import RunSpec
 
 ROUNDS = 3
 PROBLEMS = [Problem(f"w/{i}", f"question {i}", "a", kind="text") for i in range(2)]
@@ -482,7 +483,7 @@ def test_service_gives_concurrent_requests_separate_worlds(repository: Path) -> 
     folder = Folder(repository)
     before = content(repository)
     program = Program(meet, agents=["Solver"], world=folder)
-    service = Service(RunSpec((), program.mas, POLICY, search.load_planner("sc:2"), program=program))
+    service = Service(RunSpec((), program.mas, POLICY, search.load_planner("sc:2"), models=ProgramModels(program)))
     with (
         serving(make_app(service)) as base,
         OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,

@@ -312,9 +312,9 @@ def test_fleet_completes_the_searches_its_budget_covers() -> None:
 
 def test_fleet_respects_a_usd_budget() -> None:
     prices = {make_policy().name: {"prompt": 0, "generated": 1000}}
-    plain = {plan.problem_id: plan.usd for plan in plain_run(prices=prices)}
-    plans = fleet_run(make_policy, prices=prices)
-    assert {plan.problem_id: plan.usd for plan in plans} == plain and all(plain.values())
+    runs = plain_run(prices=prices), fleet_run(make_policy, prices=prices)
+    plain, costs = ({plan.problem_id: run.cost(plan.usage) for plan in run} for run in runs)
+    assert costs == plain and all(plain.values())
     limit = sum(usd or 0 for usd in plain.values()) / 2
     some = fleet_run(make_policy, prices=prices, run_budget=search.Budget(usd=limit))
     assert 0 < len(list(some)) < 20 and "USD spent" in str(some.stopped)

@@ -34,7 +34,7 @@ from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.compare.comparison_runs import measure, named_planners, pair
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 

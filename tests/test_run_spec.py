@@ -12,22 +12,24 @@ from mas_gym.cli import app
 from mas_gym.errors import ConfigError
 from search.compare import compare
 from search.option_rules import EXCLUDED, NEEDED
-from search.spec_loading import RunSettings
+from search.runs import RunSettings
 
 SETTINGS = {field.name for field in fields(search.RunSpec)}
 
 
 def test_arguments_of_run_are_the_settings_of_a_spec() -> None:
-    assert {*RunSettings.__annotations__} | {"planner", "problems"} == SETTINGS
+    loaded = {*RunSettings.__annotations__} - {"program", "recorded", "prices"}
+    assert loaded | {"planner", "problems", "models"} == SETTINGS
     shown = inspect.signature(search.run).parameters
-    assert shown.keys() == SETTINGS and shown["concurrency"].default == 64
+    assert shown.keys() == {*RunSettings.__annotations__, "planner", "problems"}
+    assert shown["concurrency"].default == 64
 
 
 def test_rules_name_existing_options() -> None:
     root: Any = typer.main.get_command(app)
     options = {option.name for command in (root, *root.commands.values()) for option in command.params}
     named = {*EXCLUDED, *NEEDED, *NEEDED.values(), *(name for names in EXCLUDED.values() for name in names)}
-    assert not named - options - SETTINGS
+    assert not named - options - {*RunSettings.__annotations__}
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,8 @@ from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine import one_search
 from search.engine.one_search import ActiveSearch
-from search.engine.scheduler import Scheduler
-from search.engine.searcher import Searched
-from search.run_spec import RunSpec
-from search.setup import make_setup
+from search.engine.scheduler import Scheduler, Searched
+from search.setup import RunSpec, make_setup
 from search.usage import AMOUNTS
 
 RPSV = chain(4)

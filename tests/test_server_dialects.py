@@ -31,7 +31,7 @@ from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.compare.comparison_runs import measure, named_planners, pair
 from search.results.table_formats import caption
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 Handler = Callable[[dict[str, Any], str], tuple[int, Any]]
 ERRORS = json.loads((Path(__file__).parent / "data" / "server_errors.json").read_text())

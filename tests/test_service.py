@@ -45,12 +45,12 @@ from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
 from search.report.canary_panel import canary_days
-from search.run_spec import RunSpec
 from search.service.app import make_app
 from search.service.canary import Canary
 from search.service.chat_format import ChatRequest
 from search.service.search_pool import Asked, Service
 from search.service.telemetry import json_lines
+from search.setup import RunSpec
 
 QUESTION = "How many?"
 

@@ -28,7 +28,7 @@ from search.compare.worker_runs import Workers, measure_in_workers
 from search.plan import Plan
 from search.planners import MCTS
 from search.results.outcomes import Outcome
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 
 def critic_maker(spec: str) -> Callable[[], HashCritic]:

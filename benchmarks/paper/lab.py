@@ -53,7 +53,7 @@ from search.engine.ray_actors import Fleet, FleetStart
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarize
 from search.results.table_formats import to_json
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 if TYPE_CHECKING:
     from rewardmodels import LabeledTree

@@ -21,7 +21,7 @@ from mas_gym.tasks.task_classes import ProblemTask
 from rewardmodels import RewardData, collect, train
 from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.train_critic import Trained, grow, trees
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 PLANNER = "mcts:400,12"
 SEED = 42

@@ -120,7 +120,7 @@ def _replayed(
         undecided,
         store.problems(run.run),
         [agent.name for agent in run.mas.agents],
-        system if spec is None or spec.program is None else spec.program,
+        system if spec is None or spec.models is None else spec.models.program,
         policy,
         Sampling(**run.config["sampling"]),
         n=count,

@@ -22,7 +22,7 @@ from mas_gym.errors import MissingDependencyError
 if TYPE_CHECKING:
     from search import Plan
     from search.compare.comparison_runs import Row
-    from search.run_spec import RunSpec
+    from search.setup import RunSpec
 
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
 """The bundled agents and their critics."""
@@ -53,7 +53,7 @@ def demo(
     Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """
     import mas_gym
-    from search.run_spec import RunSpec
+    from search.setup import RunSpec
 
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or 200)

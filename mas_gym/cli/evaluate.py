@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from search.compare.worker_runs import Workers
     from search.progress import Progress
     from search.results.outcomes import Outcome
-    from search.run_spec import RunSpec
     from search.service.telemetry import ProgressListener
+    from search.setup import RunSpec
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def evaluate(
     Planners that use a critic run once per critic; other planners run once. Ctrl-C prints the finished results.
     With --recorded, planners draw recorded messages, and accuracy curves over k samples are printed.
     """
+    from search import Recorded
     from search.compare.comparison_runs import start_here
     from search.compare.cost_matching import Match
     from search.option_rules import excluded
@@ -103,12 +104,12 @@ def evaluate(
     _check_baseline(rows, baseline)
     spec = agents.load(source.load()) if recorded is None else _recorded(recorded, run, distinct, source, critic or ())
     spec = options.apply(replace(spec, seed=numbers[0], store=store))
-    target = None if match is None else Match.read(match, spec.prices is not None)
+    target = None if match is None else Match.read(match, spec.budget.prices is not None)
     shared = None
     start: Start = start_here
-    if spec.recorded is not None:
-        title = f"recorded run {one_line(spec.recorded.name)}"
-        facts: JSONObject = {"recorded": spec.recorded.identity()}
+    if isinstance(spec.models, Recorded):
+        title = f"recorded run {one_line(spec.models.name)}"
+        facts: JSONObject = {"recorded": spec.models.identity()}
     else:
         policy, task = agents.policy_spec(spec.mas), spec.problems
         warn_of_misuse(policy, source.task, spec.mas)
@@ -144,13 +145,13 @@ def _recorded(path: Path, run: str | None, distinct: bool, task: opt.TaskSource,
     """Return the spec of a recorded run; reject questions that a critic was trained on."""
     from rewardmodels.model.training_questions import untrained
     from search import Recorded
-    from search.run_spec import RunSpec
+    from search.setup import RunSpec
 
     source = Recorded(path, run, distinct=distinct)
     choice("--split", task.split, ("test", "held-out"))
     others = untrained(list(source), critics, path, task.split == "held-out")
     opt.check_number(task.number, len(others), str(path))
-    return RunSpec(others[: task.number], source.mas, source.policy, recorded=source)
+    return RunSpec(others[: task.number], source.mas, source.policy, models=source)
 
 
 def _curves(rows: Sequence[Row], spec: RunSpec) -> Selection | None:
@@ -158,14 +159,14 @@ def _curves(rows: Sequence[Row], spec: RunSpec) -> Selection | None:
     from search import BestOfN, Recorded, SelfConsistency
     from search.compare import select
 
-    assert isinstance(spec.recorded, Recorded)
+    assert isinstance(spec.models, Recorded)
     chosen = [row for row in rows if isinstance(row.planner, BestOfN | SelfConsistency)]
-    if not chosen or spec.recorded.distinct:
+    if not chosen or spec.models.distinct:
         return None
     # Values of a critic that compares samples depend on the drawn samples.
     critics = {row.critic_name: row.critic for row in chosen if row.critic is not None and not row.critic.reads_peers}
     # Not stored: the searches of a curve are not rows of a report.
-    return select(spec.recorded, critics, problems=spec.problems, concurrency=spec.concurrency)
+    return select(spec.models, critics, problems=spec.problems, concurrency=spec.concurrency)
 
 
 def _goes_on(store: Path | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,9 @@ def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -
     from search.budget import Budget
 
     try:
-        budget = Budget.read(",".join(pairs)) if pairs else Budget()
-        return budget if prices is not None else budget.priced(None)
+        budget = replace(Budget.read(",".join(pairs)) if pairs else Budget(), prices=prices)
+        budget.check_priced()
+        return budget
     except ConfigError as error:
         raise ConfigError(f"{flag}: {str(error).removeprefix('budget: ')}") from None
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
     from mas_gym.tasks.grading.graders import KindGrader
     from search.compare.comparison_runs import Start
-    from search.run_spec import RunSpec
     from search.service.telemetry import ProgressListener
+    from search.setup import RunSpec
 
 LIKELIHOOD = "policy-likelihood"
 PLANNERS = "adaptive, bon, cascade, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
@@ -254,19 +254,21 @@ class AgentSource:
         Without either, the MAS is that of the task; without a task, it is the MAS for the kind of answer.
         """
         from mas_gym import load_mas
-        from mas_gym.programs import load_program
         from mas_gym.tasks.catalog import default_mas, mas_of_kind
         from search import Sampling
-        from search.run_spec import RunSpec
+        from search.setup import RunSpec
 
         problems = () if task is None else task
         given = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_tokens}
         sampling = Sampling(**_set(given))
         if self.program is not None:
+            from mas_gym.programs import load_program
+            from search.models.programs import ProgramModels
+
             options = {"mas": self.mas, "files": self.program_file, "temperature": self.program_temperature}
             options |= {"agents": self.program_agent, "isolate": self.isolate or None}
-            program = load_program(self.program, **_set(options))
-            return RunSpec(problems, program.mas, None, program=program, sampling=sampling)
+            models = ProgramModels(load_program(self.program, **_set(options)))
+            return RunSpec(problems, models.mas, None, models=models, sampling=sampling)
         default = mas_of_kind(kind or "number") if task is None else default_mas(task)
         return RunSpec(problems, self._sampled(load_mas(self.mas or default)), None, sampling=sampling)
 
@@ -285,7 +287,7 @@ class AgentSource:
 
     def policy_spec(self, system: MAS) -> PolicySpec:
         """Return the policy of ``--policy``; the bundled model is the default if the MAS's config names no policies."""
-        from search.spec_loading import FROM_CONFIG, config_policies
+        from search.runs import FROM_CONFIG, config_policies
 
         if self.policy == FROM_CONFIG:
             return config_policies(system, FROM_CONFIG)
@@ -343,11 +345,9 @@ class RunOptions:
     def apply(self, spec: RunSpec) -> RunSpec:
         """Return a spec with this concurrency and these budgets and prices."""
         prices = read_prices(self.prices)
-        budgets = [
-            read_budget(pairs, flag, prices)
-            for pairs, flag in ((self.budget, "--budget"), (self.run_budget, "--run-budget"))
-        ]
-        return replace(spec, concurrency=self.concurrency, budget=budgets[0], run_budget=budgets[1], prices=prices)
+        budget = read_budget(self.budget, "--budget", prices)
+        run_budget = read_budget(self.run_budget, "--run-budget", prices)
+        return replace(spec, concurrency=self.concurrency, budget=budget, run_budget=run_budget)
 
     def engines(self, policy: PolicySpec, cache: Path | None, store: Path | None) -> tuple[AsyncPolicy | None, Start]:
         """Return the policy and a function that starts a run; on a fleet, the actors load the policy."""

@@ -212,7 +212,7 @@ def _lines() -> Iterator[str]:
 
 
 def _sample(env: MASEnv, policy: AsyncPolicy, seed: int) -> tuple[str, int]:
-    from mas_gym.policies.seeds import derive_seed
+    from mas_gym.policies.base import derive_seed
 
     request = env.request((derive_seed(seed, env.problem_id, env.state.digest, 0),))
     return answer(policy, request), env.ALL

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
     from search import Plan
     from search.compare.comparison_runs import Row
-    from search.run_spec import RunSpec
+    from search.setup import RunSpec
 
 COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 LONGEST = 20_000
@@ -49,6 +49,7 @@ def solve(
     ] = None,
 ) -> None:
     """Run a search on one question or a task's problem; print the chosen transcript, the answer and the cost."""
+    from search import Budget
     from search.runs import start
 
     task = source.task
@@ -65,10 +66,11 @@ def solve(
     warn_of_misuse(policy, task, spec.mas, problems[0].question)
     [row] = pair_rows([planner], [critic] if critic else None)
     engine = read_policy(policy, agents.cache)
-    spec = replace(spec, problems=problems, policy=engine, concurrency=1, prices=read_prices(prices))
+    spec = replace(spec, problems=problems, policy=engine, concurrency=1, budget=Budget(prices=read_prices(prices)))
     with RunProgress([row.label], 1, graded=task is not None) as progress:
-        [plan] = start(row.of(spec, seed, partial(progress.update, 0, seed)))
-    show(plan, spec, graded=task is not None)
+        run = start(row.of(spec, seed, partial(progress.update, 0, seed)))
+        [plan] = run
+    show(plan, spec, run.cost(plan.usage), graded=task is not None)
     note_costs(engine)
     note_judge(problems)
     if tree is not None:
@@ -87,12 +89,13 @@ def _own(question: str, source: opt.TaskSource) -> Task:
     return ProblemTask.of([problem], grader=Ungraded(decimal=source.base_grader().decimal))
 
 
-def show(plan: Plan, spec: RunSpec, graded: bool) -> None:
+def show(plan: Plan, spec: RunSpec, usd: float | None, graded: bool) -> None:
     """Print the chosen transcript, the answer and the usage of a plan.
 
     Args:
         plan: The plan.
         spec: The settings of the search; its problems include the plan's.
+        usd: The cost of the search in USD; None without prices.
         graded: Whether the problem has a reference answer.
     """
     from rich.text import Text
@@ -107,11 +110,11 @@ def show(plan: Plan, spec: RunSpec, graded: bool) -> None:
         verdict = ("right", "green") if plan.correct else (f"wrong; the reference is {one_line(reference)}", "red")
         answer.append(f"  ({verdict[0]})", style=verdict[1])
     console.print(answer)
-    console.print(_cost(plan), style="dim")
+    console.print(_cost(plan, usd), style="dim")
     note_order(plan.order_varied)
 
 
-def _cost(plan: Plan) -> str:
+def _cost(plan: Plan, usd: float | None) -> str:
     from search.results.summary import Spread
     from search.results.table_formats import dollars
 
@@ -119,7 +122,7 @@ def _cost(plan: Plan) -> str:
     parts = [
         f"AC {usage.agent_calls:,}",
         f"TOK {usage.generated_tokens:,}",
-        *([] if plan.usd is None else [f"USD {dollars(Spread(plan.usd, None))}"]),
+        *([] if usd is None else [f"USD {dollars(Spread(usd, None))}"]),
         f"RC {usage.reward_calls:,}",
         f"{usage.prompt_tokens:,} prompt tokens",
         *_critic_cost(plan),

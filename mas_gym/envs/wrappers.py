@@ -25,9 +25,8 @@ from mas_gym.envs.env import Info, MASEnv, Observation, Snapshot
 from mas_gym.envs.spaces import Records, utf8_length
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, shown, whole_number
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, load_policy
-from mas_gym.policies.base import fitted
+from mas_gym.policies.base import derive_seed, fitted
 from mas_gym.policies.batch_queue import as_policy
-from mas_gym.policies.seeds import derive_seed
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action
 

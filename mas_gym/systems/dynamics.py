@@ -56,7 +56,6 @@ class Dynamics:
         self._out = [dict(sorted(targets.items())) for targets in out]
         self._conditions = [{condition for condition in o.values() if condition is not None} for o in self._out]
         self._open = [tuple(t for t, condition in o.items() if condition is None) for o in self._out]
-        self._by_name = {folded(mas.node_name(node)): node for node in range(self._sink + 1)}
         self._fixed = None if mas.dynamic else [self._fixed_routes(i) for i in range(self._sink)]
         self._in_degree = [0] * self._sink
         for edge in mas.edges:
@@ -192,7 +191,8 @@ class Dynamics:
             return (recipient,)
         if alone:
             return legal
-        named = self._by_name.get(folded(named_recipient(text) or ""))
+        name = folded(named_recipient(text) or "")
+        named = next((node for node in range(self._sink + 1) if folded(self.mas.node_name(node)) == name), None)
         fallback = self.mas.agents[state.acting].fallback
         return next(((target,) for target in (named, fallback) if target in enabled), ())
 

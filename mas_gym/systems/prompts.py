@@ -71,4 +71,5 @@ def filled_prompt(mas: MAS, agent: Agent, recipients: Iterable[int], turns_left:
 def turn_prompt(mas: MAS, state: MASState) -> str:
     """Return the acting agent's system prompt at a state."""
     agent = mas.agents[state.acting]
-    return filled_prompt(mas, agent, nameable(mas, state), (mas.max_turns or 0) - state.depth).strip()
+    names = nameable(mas, state) if agent.route == "message" else ()
+    return filled_prompt(mas, agent, names, (mas.max_turns or 0) - state.depth).strip()

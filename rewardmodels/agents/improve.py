@@ -29,7 +29,7 @@ from search.protocol import Critic, ScoringContext
 from search.results.outcomes import Outcome
 from search.results.plots import COLORS, HEIGHT, WIDTH, dress, figure_class, plot_text, save_figure
 from search.results.summary import ResultRow, summarize
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 from search.store import open_store
 
 if TYPE_CHECKING:

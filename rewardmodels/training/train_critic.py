@@ -32,7 +32,7 @@ from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check
 from search.compare.comparison_runs import Start, drain, start_here
 from search.planners.registry import load_planner
 from search.progress import Progress
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 from search.store import RunInfo, open_store
 from search.store.run_identity import engine_identity
 

@@ -17,8 +17,8 @@ from search.progress import Progress
 from search.protocol import Critic, Planner
 from search.results.summary import find_row, summarize
 from search.results.table import CALIBRATION_PROBLEMS, CalibratedSize, Comparison
-from search.run_spec import RunSpec
-from search.spec_loading import CompareSettings, load_spec, shows
+from search.runs import CompareSettings, load_spec, shows
+from search.setup import RunSpec
 
 
 @shows(CompareSettings)
@@ -66,7 +66,7 @@ def compare(
     calibrated: list[CalibratedSize] = []
     if match is not None:
         sample = islice(spec.problems, CALIBRATION_PROBLEMS) if dev is None else dev
-        target = Match.read(match, spec.prices is not None)
+        target = Match.read(match, spec.budget.prices is not None)
         pairs = matched(rows, spec, target, sample, lambda reason: warnings.warn(reason, stacklevel=3))
         rows, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
         calibrated = [part for *_, part in pairs]

@@ -13,14 +13,14 @@ from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.shared_samples import SharedSamples
 from search.critic_registry import load_critic
+from search.engine.run import Run
 from search.plan import Plan
 from search.planners.registry import load_planner, planner_spec
 from search.progress import Progress
-from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
+from search.protocol import Critic, Planner, as_critic, planner_name
 from search.results.outcomes import Outcome, outcome_of
-from search.run_spec import RunSpec
 from search.runs import start
-from search.setup import charged_critic
+from search.setup import RunSpec, charged_critic
 
 PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
 """The search methods of the paper's main table."""
@@ -64,9 +64,9 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
         ConfigError: Two different planners have the same name.
     """
     if isinstance(planners, Mapping):
-        return {str(name): load_planner(p) if isinstance(p, str) else as_planner(p) for name, p in planners.items()}
+        return {str(name): load_planner(planner) for name, planner in planners.items()}
     items = _listed(planners)
-    loaded = [load_planner(item) if isinstance(item, str) else as_planner(item) for item in items]
+    loaded: list[Planner] = [load_planner(item) for item in items]  # type: ignore[arg-type]
     named = [(planner_spec(planner), planner) for planner in loaded]
     found: dict[str, Planner] = {}
     for item, (name, planner) in zip(items, named, strict=True):
@@ -144,11 +144,11 @@ def pair(
     return rows
 
 
-Start = Callable[[RunSpec, str], Iterator[Plan]]
+Start = Callable[[RunSpec, str], Run]
 """Starts the searches of one row and seed; takes their settings and the row's `Row.critic_spec`."""
 
 
-def start_here(spec: RunSpec, critic_spec: str) -> Iterator[Plan]:
+def start_here(spec: RunSpec, critic_spec: str) -> Run:
     """Start a run in this process."""
     return start(spec)
 
@@ -185,13 +185,14 @@ def measure(
     outcomes: list[Outcome] = []
     for row, seed in product(rows, seeds or (spec.seed,)):
         found: list[Outcome] = []
+        progress = partial(listen, row, seed) if callable(listen) else listen
+        run = start(row.of(spec, seed, progress), row.critic_spec)
 
-        def take(plan: Plan, row: Row = row, seed: int = seed, found: list[Outcome] = found) -> None:
-            found.append(outcome_of(plan, row.name, row.critic_name, seed))
+        def take(plan: Plan, row: Row = row, seed: int = seed, run: Run = run, found: list[Outcome] = found) -> None:
+            found.append(outcome_of(plan, row.name, row.critic_name, seed, run.cost(plan.usage)))
             look(row, plan)
 
-        progress = partial(listen, row, seed) if callable(listen) else listen
-        stop = drain(start(row.of(spec, seed, progress), row.critic_spec), take)
+        stop = drain(run, take)
         outcomes += in_order(found)
         if stop is not None:
             return outcomes, stop
@@ -203,8 +204,8 @@ def check_rows(rows: Iterable[Row], spec: RunSpec) -> None:
     for row in rows:
         if row.critic is not None:
             as_critic(row.critic).check_graph(spec.mas)
-        if spec.prices is not None and spec.policy is not None:
-            spec.prices.rate(spec.policy.name, charged_critic(row.planner, row.critic))
+        if spec.policy is not None:
+            spec.budget.priced(spec.policy.name, charged_critic(row.planner, row.critic))
 
 
 def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:

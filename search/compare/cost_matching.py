@@ -15,7 +15,7 @@ from search.planners.registry import planner_spec
 from search.protocol import planner_name
 from search.results.outcomes import Outcome
 from search.results.table import CalibratedSize
-from search.run_spec import RunSpec
+from search.setup import RunSpec
 
 _ROUNDS = 8
 _LARGEST = 4096

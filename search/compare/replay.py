@@ -19,7 +19,7 @@ from search.plan import Candidate, Plan
 from search.planners.tree_growth import append, child_of
 from search.protocol import Model, PlanGenerator, Planner, Propose
 from search.runs import run
-from search.sampling import Sampling
+from search.setup import Sampling
 from search.tree import Proposal, Tree
 
 Texts = tuple[str, ...]

@@ -20,8 +20,7 @@ from search.protocol import Critic, Planner
 from search.results.accuracy_at_k import SelectionCurve, selection_curve
 from search.results.intervals import Difference
 from search.results.table_formats import gap_cells, interval_cell, markdown_table, percent_cell
-from search.runs import start
-from search.spec_loading import load_spec
+from search.runs import load_spec, start
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
 

@@ -131,7 +131,7 @@ def calibrate_stop(
         MissingDependencyError: scikit-learn is not installed.
     """
     need("sklearn", "calibrating a stop rule", "train")
-    found: Any = load_planner(planner) if isinstance(planner, str) else planner
+    found: Any = load_planner(planner)
     choice("method", method, METHODS)
     if not takes_stop(found) or not found.needs_critic:
         raise ConfigError(

@@ -15,8 +15,11 @@ from search.plan import Plan
 from search.progress import Progress
 from search.protocol import Critic
 from search.results.outcomes import Outcome, outcome_of
-from search.run_spec import RunSpec
 from search.runs import start
+from search.setup import RunSpec
+
+Priced = tuple[Plan, float | None]
+"""A plan and its cost in USD; None without prices."""
 
 
 class Workers(NamedTuple):
@@ -61,11 +64,12 @@ def measure_in_workers(
     runs = [(row, seed) for row in rows for seed in seeds][::-1]
     found: list[list[Outcome]] = [[] for _ in runs]
 
-    def take(index: int, message: Plan | Progress) -> None:
+    def take(index: int, message: Priced | Progress) -> None:
         row, seed = runs[index]
-        if isinstance(message, Plan):
-            found[index].append(outcome_of(message, row.name, row.critic_name, seed))
-            look(row, message)
+        if isinstance(message, tuple):
+            plan, usd = message
+            found[index].append(outcome_of(plan, row.name, row.critic_name, seed, usd))
+            look(row, plan)
         elif callable(listen):
             listen(row, seed, message)
 
@@ -82,7 +86,7 @@ class _Loaded:
         self._spec, self._make_critic = replace(spec, policy=workers.make_policy()), workers.make_critic
         self._critic: tuple[str, Critic] | None = None
 
-    def __call__(self, job: tuple[Row, int], report: Callable[[Plan | Progress], None]) -> BaseException | None:
+    def __call__(self, job: tuple[Row, int], report: Callable[[Priced | Progress], None]) -> BaseException | None:
         row, seed = job
         if row.critic_spec:
             if self._critic is None or self._critic[0] != row.critic_spec:
@@ -90,4 +94,5 @@ class _Loaded:
                 self._critic = None
                 self._critic = row.critic_spec, self._make_critic(row.critic_spec)()
             row = replace(row, critic=self._critic[1])
-        return drain(start(row.of(self._spec, seed, report)), report)
+        run = start(row.of(self._spec, seed, report))
+        return drain(run, lambda plan: report((plan, run.cost(plan.usage))))

@@ -9,10 +9,10 @@ from time import perf_counter
 
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
+from search.models.base import SampleOrigin
 from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.progress import Listener, Progress
-from search.sampling import SampleOrigin
 from search.setup import Setup
 from search.store.resume import RunWriter
 from search.usage import Usage
@@ -28,7 +28,6 @@ class Journal:
 
     Attributes:
         earlier: The cost of the run in earlier processes.
-        watched: Whether progress is displayed.
         closed: Whether the run has ended.
     """
 
@@ -52,7 +51,6 @@ class Journal:
         self._progress = Progress(total=total)
         self._updated = perf_counter()
         self.earlier = record.spent if record is not None else Usage()
-        self.watched = listener is not None
         self.closed = False
         self._saved = Usage()
         _log_start(setup, total, facts)
@@ -61,7 +59,6 @@ class Journal:
         """Return the stored plan of a problem, or None."""
         stored = self._record.load(problem) if self._record is not None else None
         if stored is not None:
-            stored = self._setup.with_cost(stored)
             self._count(stored, fresh=False)
         return stored
 
@@ -73,6 +70,11 @@ class Journal:
             self._saved += plan.usage
         self._count(plan, fresh=True)
 
+    def cost(self, usage: Usage) -> float | None:
+        """Return a cost in USD at the run's prices; None without prices."""
+        budget = self._setup.budget
+        return None if budget.rate is None else budget.cost(usage)
+
     def _count(self, plan: Plan, fresh: bool) -> None:
         self._progress = self._progress.with_plan(plan, fresh)
         _log_search(plan, fresh)
@@ -80,18 +82,18 @@ class Journal:
     @property
     def due(self) -> bool:
         """Whether a progress update is due."""
-        return self.watched and perf_counter() - self._updated > UPDATE_SECONDS
+        return self._listener is not None and perf_counter() - self._updated > UPDATE_SECONDS
 
     @property
     def patience(self) -> float | None:
         """Maximum wait until the next progress update, in seconds; None for no limit."""
-        return UPDATE_SECONDS if self.watched else None
+        return None if self._listener is None else UPDATE_SECONDS
 
     def update(self, usage: Usage, open_searches: int) -> None:
         """Show progress."""
         self._updated = perf_counter()
         if self._listener is not None:
-            self._listener(self._progress.with_run(usage, open_searches, None), False)
+            self._listener(replace(self._progress, usage=usage, open=open_searches), False)
 
     def close(self, usage: Usage, calls: int, stopped: str | None) -> None:
         """Close the store and log how the run ended; safe to call twice.
@@ -107,7 +109,7 @@ class Journal:
         if self._record is not None:
             self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)
             self._record.close()
-        last = self._progress.with_run(usage, 0, stopped)
+        last = replace(self._progress, usage=usage, stopped=stopped)
         _log_end(last)
         if self._listener is not None:
             self._listener(last, True)

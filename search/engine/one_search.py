@@ -17,12 +17,12 @@ from mas_gym.critics import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, SearchError
 from mas_gym.internal.event_loop import together
 from mas_gym.internal.user_files import place_of
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import derive_seed
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
 from search.grading import ProblemGrader
-from search.models.base import Models
+from search.models.base import MakeModel
 from search.plan import Plan, checked_plan
 from search.protocol import (
     Evaluate,
@@ -86,8 +86,7 @@ class ActiveSearch:
         self,
         setup: Setup,
         problem: Problem,
-        task: Iterable[Problem],
-        models: Models,
+        make_model: MakeModel,
         services: Services,
         on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
     ) -> None:
@@ -96,16 +95,15 @@ class ActiveSearch:
         Args:
             setup: The search's settings.
             problem: The problem.
-            task: Grades the answers, if the task has custom grading.
-            models: Creates the search's model.
+            make_model: Creates the search's model.
             services: The scheduler.
             on_message: Called with the agent and the usage so far when a message arrives.
         """
         self.setup, self.problem = setup, problem
         # No reference cycle: it would keep the texts of a finished search until the garbage collector runs.
         search: ActiveSearch = weakref.proxy(self)
-        self.model = models.model(setup, problem, lambda agent, usage: search._report(agent, usage))
-        self.grader = ProblemGrader(task, problem, setup.dynamics.mas.final_text, self.model.grades)
+        self.model = make_model(setup, problem, lambda agent, usage: search._report(agent, usage))
+        self.grader = ProblemGrader(setup.problems, problem, setup.dynamics.mas.final_text, self.model.grades)
         self.spent, self.asked = Usage(), 0
         self.failure: BaseException | None = None
         self._services, self._on_message = services, on_message
@@ -361,7 +359,7 @@ class ActiveSearch:
         graded = self.grader.graded(plan, self.spent.agent_calls, self.spent.generated_tokens)
         self._bill_grades()
         plan = replace(graded, usage=self.usage, stopped=self._stopped or graded.stopped)
-        return self.setup.with_cost(self.model.completed(plan))
+        return self.model.completed(plan)
 
     def _failed(self, error: Exception) -> Plan:
         self._bill_grades()
@@ -369,7 +367,7 @@ class ActiveSearch:
         reason, place = str(error) or type(error).__name__, place_of(error)
         if place and not reason.endswith(f"({place})"):
             reason = f"{reason} ({place})"
-        plan = Plan(
+        return Plan(
             problem_id=self.problem.id,
             correct=False,
             usage=self.usage,
@@ -377,7 +375,6 @@ class ActiveSearch:
             error=f"{type(error).__name__}: {reason}",
             error_details="".join(traceback.format_exception(error)),
         )
-        return self.setup.with_cost(plan)
 
 
 def _checked(requests: object) -> Sequence[Request]:

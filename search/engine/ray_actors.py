@@ -28,13 +28,11 @@ from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget, Cost
 from search.engine.journal import Journal
 from search.engine.run import Run
-from search.engine.scheduler import Scheduler
-from search.engine.searcher import DroppedError, Searched, Searcher
+from search.engine.scheduler import DroppedError, Scheduler, Searched, Searcher
 from search.progress import Listener, listener
 from search.protocol import Critic, Planner, as_critic
-from search.run_spec import RunSpec
-from search.setup import make_setup
-from search.spec_loading import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec, shows
+from search.runs import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec, shows
+from search.setup import RunSpec, make_setup
 from search.store.resume import open_run_writer
 from search.store.run_identity import engine_identity
 from search.usage import Usage

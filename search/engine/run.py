@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -21,7 +22,7 @@ from mas_gym.errors import DataError
 from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.tasks.base import Problem
 from search.engine.journal import Journal
-from search.engine.searcher import DroppedError, Searched, Searcher
+from search.engine.scheduler import DroppedError, Searched, Searcher
 from search.plan import Plan
 from search.usage import Usage
 
@@ -51,7 +52,10 @@ class Run(Iterator[Plan]):
         self._scheduler, self._problems = scheduler, problems
         self._open_journal = None if isinstance(journal, Journal) else journal
         self._journal = journal if isinstance(journal, Journal) else None
-        self._seen, self._open = set[str](), set[asyncio.Task[Searched]]()
+        # A temporary file keeps the ids that were read, so that memory does not grow with the number of problems.
+        self._seen = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._open = set[asyncio.Task[Searched]]()
         self._raise_errors, self._exhausted = raise_errors, False
         self._owner = os.getpid()
         self._turning = threading.RLock()
@@ -68,6 +72,10 @@ class Run(Iterator[Plan]):
     def usage(self) -> Usage:
         """The cost of this run so far, including failed and dropped searches; stored plans cost nothing."""
         return self._scheduler.usage
+
+    def cost(self, usage: Usage) -> float | None:
+        """Return the cost of a search in USD; None before the first plan and without prices."""
+        return None if self._journal is None else self._journal.cost(usage)
 
     @property
     def stopped(self) -> str | None:
@@ -127,12 +135,13 @@ class Run(Iterator[Plan]):
             self._journal = await self._open_journal()
         journal = self._journal
         assert journal is not None
-        self._scheduler.earlier = journal.earlier
+        scheduler = self._scheduler
+        scheduler.earlier = journal.earlier
         while not self._ready and self._reason is None and self._start_searches(journal):
             if self._ready:
                 # A stored search needs no wait.
                 break
-            waits = [seconds for seconds in (journal.patience, self._scheduler.seconds_left) if seconds is not None]
+            waits = [seconds for seconds in (journal.patience, scheduler.seconds_left) if seconds is not None]
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(waits, default=None)):
                     await self._changed.wait()
@@ -141,9 +150,9 @@ class Run(Iterator[Plan]):
             if failed is not None:
                 raise failed
             if journal.due:
-                self._show(journal)
+                journal.update(scheduler.usage, len(self._open))
         if self._reason is not None:
-            self._scheduler.stop(self._reason)
+            scheduler.stop(self._reason)
 
     def _start_searches(self, journal: Journal) -> bool:
         """Start searches of the next problems; return False if no search is open and none can start."""
@@ -162,7 +171,7 @@ class Run(Iterator[Plan]):
             if stored is not None:
                 self._ready.append((stored, None))
                 scheduler.observe(stored.usage)
-                self._show(journal)
+                journal.update(scheduler.usage, len(self._open))
                 return True
             reason = None if self._open else scheduler.shortage(0)
             if reason is not None:
@@ -185,10 +194,10 @@ class Run(Iterator[Plan]):
         problem = next(self._problems, None)
         if problem is None:
             self._exhausted = True
-        elif problem.id in self._seen:
+            return None
+        key = str(problem.id).encode("utf-8", "surrogatepass")
+        if not self._seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,)).rowcount:
             raise DataError(f"two problems have the id {problem.id!r}; ids must be distinct within a run")
-        else:
-            self._seen.add(problem.id)
         return problem
 
     def _collect(self, journal: Journal) -> BaseException | None:
@@ -201,14 +210,10 @@ class Run(Iterator[Plan]):
                 problem, plan, samples, failure = task.result()
                 journal.ended(problem, plan, samples)
                 self._ready.append((plan, failure))
-                self._show(journal)
+                journal.update(self._scheduler.usage, len(self._open))
             elif not isinstance(error, DroppedError | asyncio.CancelledError):
                 failed = failed or error
         return failed
-
-    def _show(self, journal: Journal) -> None:
-        if journal.watched:
-            journal.update(self._scheduler.usage, len(self._open))
 
     # ---- the end
 
@@ -240,6 +245,7 @@ class Run(Iterator[Plan]):
                 if self._journal is not None:
                     self._collect(self._journal)
             finally:
+                self._seen.close()
                 if self._loop is not None:
                     self._loop.close()
                 if self._journal is not None:

@@ -1,34 +1,166 @@
 """`Scheduler`: many concurrent searches with one policy and one critic.
 
 The scheduler admits searches, shares batches among them, counts their usage against the run's budget, and cancels them.
-It runs in its caller's event loop, which belongs to `search.run`, the service or a Ray actor. The result of a search
-depends only on its problem and its seed, never on concurrent searches.
+It runs in its caller's event loop, such as that of `search.run` or of the service. The result of a search depends only
+on its problem and its seed, never on concurrent searches. `Searcher` is what a run needs of it: it may also be a fleet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mas_gym.critics import Scores, ScoringContext, scores_of
+from mas_gym.critics import Critic, Scores, ScoringContext, scores_of
 from mas_gym.errors import EngineUnavailableError, PolicyError, SearchError
 from mas_gym.internal.event_loop import Threads, on_engine_loop
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.tasks.base import Problem
-from search.budget import Cost
+from search.budget import Allowance, Budget, Cost
 from search.engine.batching import Batches
 from search.engine.one_search import ActiveSearch
-from search.engine.searcher import DroppedError, Searched, Searcher
 from search.grading import ProblemGrader
-from search.models.opening import open_models
-from search.observing import Observer, observer
+from search.models.base import MakeModel, SampleOrigin
+from search.models.played import PlayedModel
 from search.plan import Plan
 from search.setup import Setup
 from search.usage import Usage
+
+
+class DroppedError(SearchError):
+    """A search was dropped before its end."""
+
+
+class Searched(NamedTuple):
+    """A finished search: its plan, the origin of each message, and the exception that made it fail."""
+
+    problem: Problem
+    plan: Plan
+    samples: dict[tuple[bytes, str], SampleOrigin]
+    failure: BaseException | None
+
+
+class Searcher(ABC):
+    """Searches problems on the running event loop, within the limits of a run.
+
+    Attributes:
+        concurrency: Maximum number of open searches.
+        stopped: Reason for accepting no more problems; None while problems are accepted.
+        closed: Whether no more problems are accepted.
+        earlier: The cost of the run in earlier processes, which counts towards its budget.
+    """
+
+    def __init__(self, concurrency: int, run_budget: Budget, budget: Budget) -> None:
+        """Start without searches; the budgets are those of the run and of each search."""
+        self.concurrency = concurrency
+        self.stopped: str | None = None
+        self.closed = False
+        self.earlier = Usage()
+        self._started = perf_counter()
+        self.limit(run_budget, budget)
+
+    def limit(self, run_budget: Budget, budget: Budget) -> None:
+        """Set the limits of the run and of each search, before the first search."""
+        self._budget, self._allowance = run_budget, Allowance(run_budget, budget)
+
+    @property
+    @abstractmethod
+    def usage(self) -> Usage:
+        """The cost of all searches so far, including failed and dropped ones."""
+
+    @property
+    @abstractmethod
+    def calls(self) -> int:
+        """Agent calls made so far, including those without a reply."""
+
+    @property
+    @abstractmethod
+    def active(self) -> int:
+        """Number of searches in progress."""
+
+    @property
+    @abstractmethod
+    def spent(self) -> Usage:
+        """The cost that counts towards the run's budget; open searches may be covered by their grants instead."""
+
+    @abstractmethod
+    def rest(self) -> Cost:
+        """Return the budget that is neither spent nor granted to open searches."""
+
+    @abstractmethod
+    async def search(self, problem: Problem) -> Searched:
+        """Search a problem. Raises `DroppedError` if the search was dropped, and the errors of engines."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Drop open searches and release the engines; safe to call twice."""
+
+    def stop(self, reason: str) -> None:
+        """Accept no more problems, drop the open searches, and record the reason."""
+        self.stopped, self.closed = self.stopped or reason, True
+
+    def observe(self, usage: Usage) -> None:
+        """Update the expected cost of a search from a finished one."""
+        self._allowance.observe(self._allowance.cost(usage))
+
+    def shortage(self, starting: int) -> str | None:
+        """Return why the budget covers no further search beside the open and ``starting`` ones; None if it does."""
+        alone = not self.active and not starting
+        if self._allowance.limited and not self._allowance.pays(self.rest(), starting + 1, alone):
+            return self._allowance.reason(self.spent)
+        return None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the run's time limit; None without a limit."""
+        limit = self._budget.seconds
+        return None if limit is None else limit - self.earlier.seconds - (perf_counter() - self._started)
+
+    def out_of_time(self) -> None:
+        """Stop because of the run's time limit."""
+        self.stop(f"budget of {self._budget.seconds:g} seconds spent")
+
+
+Observed = AbstractContextManager[Callable[..., None]]
+
+
+class Observer:
+    """An observer that records nothing; base class of the others."""
+
+    def __init__(self, policy: str = "") -> None:
+        """Observe a scheduler with a policy of this name."""
+
+    def search(self, setup: Setup, problem: Problem) -> Observed:
+        """Observe a search; the result is its plan and the exception that made it fail."""
+        return nullcontext(lambda *result: None)
+
+    def call(self, request: SamplingRequest) -> Observed:
+        """Observe a request to the policy; the result is the reply."""
+        return nullcontext(lambda *result: None)
+
+    def scores(self, critic: Critic, contexts: Sequence[ScoringContext]) -> Observed:
+        """Observe the scoring of states; the result is the scores."""
+        return nullcontext(lambda *result: None)
+
+
+_observer: Callable[[str], Observer] = Observer
+"""Returns the observer of a new scheduler with a policy of this name."""
+
+
+@contextmanager
+def observed(make: Callable[[str], Observer]) -> Iterator[None]:
+    """Use another observer in all schedulers that start inside this context in this process."""
+    global _observer
+    before, _observer = _observer, make
+    try:
+        yield
+    finally:
+        _observer = before
 
 
 class _Entry(NamedTuple):
@@ -58,8 +190,11 @@ class Scheduler(Searcher):
         self._setup, policy = setup, setup.policy
         self._batches = Batches(setup.critic, self._batch_is_full)
         self._policy = policy
-        self._models = open_models(setup, policy, self._sample)
-        self._observer: Observer = observer(policy.name)
+        self._opened = ExitStack()
+        self._make_model: MakeModel = partial(PlayedModel, sample=self._sample, tags=policy.tags)
+        if setup.models is not None:
+            self._make_model = self._opened.enter_context(setup.models.opened(policy, self._sample))
+        self._observer = _observer(policy.name)
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
         self._held: dict[ActiveSearch, tuple[int, asyncio.Future[None]]] = {}
@@ -118,7 +253,7 @@ class Scheduler(Searcher):
     async def _admitted(self, setup: Setup, problem: Problem, on_message: Callable[[str, Usage], None]) -> Searched:
         if self.closed:
             raise SearchError(f"expected an open scheduler, got one that has ended: {self.stopped or 'closed'}")
-        search = ActiveSearch(setup, problem, self._setup.problems, self._models, self, on_message)
+        search = ActiveSearch(setup, problem, self._make_model, self, on_message)
         task = asyncio.current_task()
         assert task is not None
         self._open[search] = _Entry(search, task, self._allowance.grant)
@@ -177,7 +312,7 @@ class Scheduler(Searcher):
         if tasks := self._drop(self.stopped or "the scheduler was closed"):
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
         await self._batches.close()
-        self._models.close()
+        self._opened.close()
         for threads in self._graders.values():
             threads.close()
 

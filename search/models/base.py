@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from mas_gym.errors import SearchError
-from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.base import AsyncPolicy, Policy, PolicyBase, SamplingReply, SamplingRequest
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
 from search.plan import Plan
 from search.protocol import Model, Propose, Request
-from search.sampling import SampleOrigin
 from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
@@ -23,6 +25,13 @@ Messages = tuple[ChatMessage, ...]
 Sample = Callable[[SamplingRequest], Awaitable[SamplingReply]]
 Report = Callable[[str, Usage], None]
 """Takes the agent that wrote a message, or ``""``, and the usage to charge to the search."""
+
+
+class SampleOrigin(NamedTuple):
+    """The origin of a message: the policy's proposal and the sampling seed, which is None for recorded messages."""
+
+    proposal: Proposal
+    seed: int | None
 
 
 @dataclass
@@ -104,12 +113,27 @@ class SearchModel(ABC):
         return start
 
 
+MakeModel = Callable[[Setup, Problem, Report], SearchModel]
+"""Returns the model of a search."""
+
+
 class Models(ABC):
-    """Creates the models of a scheduler's searches."""
+    """What a run searches in place of a system played by its policy, such as an agent program or a recorded run.
+
+    Attributes:
+        mas: The system of its states.
+        policy: Wrote its messages; None if the run's policy writes them.
+        problems: Its problems; None if it has none.
+        name: The name of its problems; empty if it has none.
+        stated: What determines results besides the run's other settings, by its name in the run's identity.
+    """
+
+    mas: MAS
+    policy: Policy | AsyncPolicy | None = None
+    problems: Sequence[Problem] | None = None
+    name: str = ""
+    stated: Mapping[str, object] = MappingProxyType({})
 
     @abstractmethod
-    def model(self, setup: Setup, problem: Problem, report: Report) -> SearchModel:
-        """Return the model of a search."""
-
-    def close(self) -> None:  # noqa: B027 - most models hold nothing
-        """Release what the models share."""
+    def opened(self, policy: PolicyBase, sample: Sample) -> AbstractContextManager[MakeModel]:
+        """Open what the models of a scheduler share; ``sample`` samples from the policy."""

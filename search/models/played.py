@@ -10,18 +10,15 @@ from typing import NamedTuple
 
 from mas_gym.errors import PolicyError, SearchError
 from mas_gym.internal.event_loop import together
-from mas_gym.policies.base import PolicyBase, SamplingReply, SamplingRequest
 from mas_gym.policies.base import Sample as Sampled
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import Action, MASState
-from mas_gym.tasks.base import Problem
-from search.models.base import Messages, Models, Report, Sample, SearchModel
+from search.models.base import Messages, Sample, SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose, Request, Tag, Tags, planner_name
-from search.sampling import SampleOrigin, Sampling, sample_seeds
-from search.setup import Setup
+from search.setup import Sampling
 from search.tree import Proposal
 from search.usage import TagUsage, Usage
 
@@ -159,9 +156,8 @@ class PlayedModel(SearchModel):
 
     def _tags_at(self, state: MASState) -> tuple[Tag, ...]:
         self.draw(state, 0)
-        rate = self.setup.rate
         names = self.tags(self.mas.agents[state.acting].name) or ("",)
-        return tuple(Tag(name, None if rate is None else rate.generated(name)) for name in names)
+        return tuple(Tag(name, self.setup.budget.tag_cost(name)) for name in names)
 
     def _shared_out(self, state: MASState, agent: str, tag: str, start: int, n: int) -> Iterator[tuple[str, range]]:
         """Yield the tags of ``n`` messages at a state, each with the positions of its messages."""
@@ -191,13 +187,16 @@ class PlayedModel(SearchModel):
         return plan
 
 
-class PlayedModels(Models):
-    """Models of a system and a policy."""
+def sample_seeds(run_seed: int, problem_id: str, state: MASState, first: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of samples at a state.
 
-    def __init__(self, policy: PolicyBase, sample: Sample) -> None:
-        """Store the policy and the function that samples from it."""
-        self._policy, self._sample = policy, sample
+    Seeds depend on the run's seed, the problem and the state, so concurrency and restarts do not change a sample.
 
-    def model(self, setup: Setup, problem: Problem, report: Report) -> PlayedModel:
-        """Return the model of a search."""
-        return PlayedModel(setup, problem, report, sample=self._sample, tags=self._policy.tags)
+    Args:
+        run_seed: The seed of the run.
+        problem_id: The problem.
+        state: The state that the messages are sampled at.
+        first: Number of samples this search has already requested there.
+        count: Number of samples requested.
+    """
+    return tuple(derive_seed(run_seed, problem_id, state.digest, place) for place in range(first, first + count))

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from mas_gym.internal.event_loop import together
 from mas_gym.policies.base import PolicyBase
-from mas_gym.programs import Program, Runner
+from mas_gym.programs import Program, load_program
 from mas_gym.programs.replay import ProgramSession
-from mas_gym.systems.graph import Agent
+from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
-from search.models.base import Messages, Models, Report, Sample
+from search.models.base import MakeModel, Messages, Models, Report, Sample
 from search.models.played import PlayedModel
 from search.plan import Plan
 from search.protocol import Model
-from search.sampling import Sampling
-from search.setup import Setup
+from search.setup import Sampling, Setup
 
 Then = Callable[[MASState | Exception], None]
+ProgramSource = Program | str | Callable[..., object]
+"""Argument types of `mas_gym.programs.load_program`."""
 
 
 @dataclass
@@ -110,20 +111,42 @@ async def _arrival(start: Callable[[Then], None]) -> MASState:
     return await arrived
 
 
+@dataclass(frozen=True)
 class ProgramModels(Models):
-    """Models of a program and a policy."""
+    """Models of an agent program.
 
-    def __init__(self, program: Program, policy: PolicyBase, sample: Sample) -> None:
-        """Open the program's runner."""
-        self._program, self._policy, self._sample = program, policy, sample
-        self._runner: Runner = program.open(policy)
+    Attributes:
+        program: The program.
+    """
 
-    def model(self, setup: Setup, problem: Problem, report: Report) -> ProgramModel:
-        """Return the model of a search."""
-        session = self._runner.session(problem.question)
-        parts = {"sample": self._sample, "tags": self._policy.tags, "session": session, "program": self._program}
-        return ProgramModel(setup, problem, report, **parts)  # type: ignore[arg-type]
+    program: Program
 
-    def close(self) -> None:
-        """End the program's runner."""
-        self._runner.close()
+    @property
+    def mas(self) -> MAS:  # type: ignore[override]
+        """The system of the program's calls."""
+        return self.program.mas
+
+    @property
+    def stated(self) -> Mapping[str, object]:  # type: ignore[override]
+        """The program."""
+        return {"program": self.program}
+
+    @contextmanager
+    def opened(self, policy: PolicyBase, sample: Sample) -> Iterator[MakeModel]:
+        """Open a runner of the program."""
+        runner = self.program.open(policy)
+
+        def make(setup: Setup, problem: Problem, report: Report) -> ProgramModel:
+            session = runner.session(problem.question)
+            parts = {"sample": sample, "tags": policy.tags, "session": session, "program": self.program}
+            return ProgramModel(setup, problem, report, **parts)  # type: ignore[arg-type]
+
+        try:
+            yield make
+        finally:
+            runner.close()
+
+
+def load_models(source: ProgramSource, mas: MAS | str | None = None) -> ProgramModels:
+    """Load a program as `mas_gym.programs.load_program` does; ``mas`` describes its agents."""
+    return ProgramModels(load_program(source) if mas is None else load_program(source, mas=mas))

@@ -2,9 +2,8 @@
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
-samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, and `ChosenArms`
-wraps a planner to select the models that write the messages. `Cascade` runs planners in order of increasing cost until
-the answer is sufficiently certain.
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages. `Cascade` runs
+planners in order of increasing cost until the answer is sufficiently certain.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from search.planners.beam_search import StepBeamSearch as StepBeamSearch
     from search.planners.best_of_n import BestOfN as BestOfN
     from search.planners.cascade import Cascade as Cascade
-    from search.planners.chosen_arms import ChosenArms as ChosenArms
     from search.planners.chosen_recipients import ChosenRecipients as ChosenRecipients
     from search.planners.dvts import DVTS as DVTS
     from search.planners.halving import SequentialHalving as SequentialHalving

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.argument_checks import check_at_least, check_positive
 from search.planners.normal_posterior import draw_normal
-from search.planners.path_scores import path_scores, ranked, step_values
 from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
-from search.planners.tree_growth import child_of, evaluate
-from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Steps
+from search.planners.tree_growth import child_of, evaluate, path_scores, ranked, step_values
+from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Steps, check_at_least, check_positive
 from search.tree import Tree
 
 

@@ -12,11 +12,20 @@ from typing import Any, Protocol, TypeVar
 from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.argument_checks import check_at_least
-from search.planners.path_scores import path_scores, ranked, step_values
 from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
-from search.planners.tree_growth import child_of, evaluate, turns_left
-from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Remaining, Steps, Tags, ValueKind
+from search.planners.tree_growth import child_of, evaluate, path_scores, ranked, step_values, turns_left
+from search.protocol import (
+    Critic,
+    Model,
+    PlanGenerator,
+    Planner,
+    Propose,
+    Remaining,
+    Steps,
+    Tags,
+    ValueKind,
+    check_at_least,
+)
 from search.tree import Tree
 
 ACTION = "message"

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.argument_checks import check_at_least
-from search.planners.path_scores import path_scores, ranked
 from search.planners.stop_rules import StopChecks
+from search.planners.tree_growth import path_scores, ranked
 from search.planners.turnwise import TurnByTurn, extend
-from search.protocol import Model, PlanGenerator
+from search.protocol import Model, PlanGenerator, check_at_least
 from search.tree import Tree
 
 

@@ -10,12 +10,10 @@ from typing import Literal
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.argument_checks import check_at_least
-from search.planners.path_scores import path_scores, ranked
 from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
-from search.planners.tree_growth import evaluate, grow_chains
+from search.planners.tree_growth import evaluate, grow_chains, path_scores, ranked
 from search.planners.voting import scored_ends, vote_curve
-from search.protocol import Critic, Model, PlanGenerator, Planner, ValueKind, value_kind
+from search.protocol import Critic, Model, PlanGenerator, Planner, ValueKind, check_at_least, value_kind
 from search.tree import Tree
 
 

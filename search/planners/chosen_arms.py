@@ -66,6 +66,8 @@ class ChosenArms(PlannerWrapper):
         outcomes_only: Whether only terminal states have values; filled in for a run.
     """
 
+    setting, default = "arms", TURNS
+
     arms: str
     outcomes_only: bool = False
 

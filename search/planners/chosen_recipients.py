@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from mas_gym.errors import ConfigError, IllegalActionError
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import derive_seed
 from mas_gym.systems.recipient_names import nameable
 from mas_gym.systems.state import Action, MASState
-from search.planners.path_scores import step_values
+from search.planners.tree_growth import step_values
 from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import Critic, Evaluate, Model, PlanGenerator, Propose, Request, Steps
 from search.tree import Proposal
@@ -41,6 +41,8 @@ class ChosenRecipients(PlannerWrapper):
             recipient with the highest critic value of the successor state, at one critic call per legal recipient.
             Ties go to the recipient that the message names, then to the first in listed order.
     """
+
+    setting, default = "recipients", OWN
 
     recipients: Rule
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
-from search.planners.argument_checks import check_at_least
 from search.planners.mcts import MCTS, Search, check_serial
-from search.protocol import Model, Steps
+from search.protocol import Model, Steps, check_at_least
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,8 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
-from search.planners.argument_checks import check_at_least
-from search.planners.path_scores import path_scores, ranked
 from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
-from search.planners.tree_growth import append_distinct, evaluate
+from search.planners.tree_growth import append_distinct, evaluate, path_scores, ranked
 from search.protocol import (
     Critic,
     Model,
@@ -59,6 +57,7 @@ from search.protocol import (
     Reward,
     Steps,
     ValueKind,
+    check_at_least,
     value_kind,
 )
 from search.tree import TERMINAL, Proposal, Tree

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
-from search.planners.argument_checks import check_positive
 from search.planners.mcts import MCTS, Flight, Search, check_serial
-from search.protocol import Model
+from search.protocol import Model, check_positive
 
 
 @dataclass(frozen=True)

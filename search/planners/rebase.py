@@ -11,12 +11,11 @@ from typing import Literal
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.argument_checks import check_at_least, check_positive
-from search.planners.path_scores import path_scores, ranked
 from search.planners.stop_rules import StopChecks
+from search.planners.tree_growth import path_scores, ranked
 from search.planners.turnwise import TurnByTurn, extend, unsettled
 from search.planners.voting import sigmoid, vote
-from search.protocol import Extract, Model, PlanGenerator
+from search.protocol import Extract, Model, PlanGenerator, check_at_least, check_positive
 from search.tree import Tree
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from pkgutil import resolve_name
 from typing import Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.plugins import Registry, Spec, write_settings
 from search import planners
-from search.planners.chosen_arms import TURNS
-from search.planners.chosen_recipients import OWN
 from search.planners.stop_rules import read_stop
 from search.planners.wrapper import PlannerWrapper
 from search.protocol import Planner, as_planner, planner_name
@@ -51,7 +50,11 @@ PLANNERS = Registry(
     },
 )
 _SHORT = {"c": "c_uct"}
-_ARMS, _RECIPIENTS = "arms", "recipients"
+_WRAPPERS = {
+    "arms": "search.planners.chosen_arms:ChosenArms",
+    "recipients": "search.planners.chosen_recipients:ChosenRecipients",
+}
+"""Settings that every shipped planner takes, and the wrappers that apply them, which are imported on use."""
 
 
 def planner_names() -> list[str]:
@@ -59,8 +62,8 @@ def planner_names() -> list[str]:
     return PLANNERS.names()
 
 
-def load_planner(spec: str) -> Planner:
-    """Build a planner from its short form.
+def load_planner(spec: str | Planner) -> Planner:
+    """Build a planner from its short form; return a planner unchanged.
 
     Args:
         spec: A name, then a colon and the settings in order or by name: ``"single"``, ``"sc:5"``,
@@ -81,6 +84,8 @@ def load_planner(spec: str) -> Planner:
     >>> load_planner("sbs:5,3")
     StepBeamSearch(stop=None, b2=5, b1=3)
     """
+    if not isinstance(spec, str):
+        return as_planner(spec)
     name, colon, stages = spec.strip().partition(":")
     if name.strip() == _CASCADE:
         # Each stage has its own settings and options.
@@ -89,12 +94,13 @@ def load_planner(spec: str) -> Planner:
     make = PLANNERS.find(parsed)
     args, kwargs = PLANNERS.arguments(parsed, lambda key: _full(make, key))
     shipped = make in PLANNERS.shipped.values()
-    arms: Any = kwargs.pop(_ARMS, TURNS) if shipped else TURNS
-    recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if shipped else OWN
+    rules = {name: kwargs.pop(name) for name in _WRAPPERS if shipped and name in kwargs}
     planner = PLANNERS.call(parsed, make, *args, **kwargs)
     try:
-        planner = planner if arms == TURNS else planners.ChosenArms(planner, arms)
-        return as_planner(planner if recipients == OWN else planners.ChosenRecipients(planner, recipients))
+        for name, rule in rules.items():
+            wrapper: type[PlannerWrapper] = resolve_name(_WRAPPERS[name])
+            planner = planner if rule == wrapper.default else wrapper(planner, rule)  # type: ignore[call-arg]
+        return as_planner(planner)
     except ConfigError as error:
         raise ConfigError(f"planner {spec!r}: {error}") from None
 
@@ -135,10 +141,9 @@ def planner_spec(planner: Planner) -> str:
     >>> planner_spec(planners.MCTS(10, 3, leaf="bootstrap"))
     'mcts:10,3,leaf=bootstrap'
     """
-    if isinstance(planner, planners.ChosenArms):
-        return _with_rule(planner.planner, f"{_ARMS}={planner.arms}")
-    if isinstance(planner, planners.ChosenRecipients):
-        return _with_rule(planner.planner, f"{_RECIPIENTS}={planner.recipients}")
+    if isinstance(planner, PlannerWrapper):
+        spec = planner_spec(planner.planner)
+        return f"{spec}{',' if ':' in spec else ':'}{planner.setting}={vars(planner)[planner.setting]}"
     if isinstance(planner, planners.Cascade):
         first, *more = map(planner_spec, planner.stages)
         return f"{_CASCADE}:{'>'.join([first, *(f'{s}@{rule}' for s, rule in zip(more, planner.rules, strict=True))])}"
@@ -146,11 +151,6 @@ def planner_spec(planner: Planner) -> str:
         if type(planner) is make:
             return name + _settings(planner)
     return planner_name(planner)
-
-
-def _with_rule(planner: Planner, rule: str) -> str:
-    spec = planner_spec(planner)
-    return f"{spec}{',' if ':' in spec else ':'}{rule}"
 
 
 def _settings(planner: Planner) -> str:

@@ -9,9 +9,7 @@ from typing import Literal
 from mas_gym.errors import ConfigError, shown
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.argument_checks import check_at_least
-from search.planners.path_scores import path_scores, ranked
-from search.planners.tree_growth import evaluate, grow_chains
+from search.planners.tree_growth import evaluate, grow_chains, path_scores, ranked
 from search.planners.voting import (
     leading_votes,
     majority_probability,
@@ -21,7 +19,7 @@ from search.planners.voting import (
     vote,
     vote_curve,
 )
-from search.protocol import Critic, Extract, Model, PlanGenerator, Planner, Steps, ValueKind, value_kind
+from search.protocol import Critic, Extract, Model, PlanGenerator, Planner, Steps, ValueKind, check_at_least, value_kind
 from search.tree import Tree
 
 

@@ -8,10 +8,8 @@ from typing import Literal
 
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.argument_checks import check_at_least
-from search.planners.path_scores import ranked
-from search.planners.tree_growth import widen
-from search.protocol import Critic, Model, PlanGenerator, Planner, Reward
+from search.planners.tree_growth import ranked, widen
+from search.protocol import Critic, Model, PlanGenerator, Planner, Reward, check_at_least
 from search.tree import Tree
 
 

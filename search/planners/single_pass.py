@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
 from search.plan import Plan
-from search.planners.path_scores import ranked
-from search.planners.tree_growth import grow_chains
+from search.planners.tree_growth import grow_chains, ranked
 from search.protocol import Model, PlanGenerator, Planner
 from search.tree import Tree
 

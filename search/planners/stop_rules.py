@@ -27,7 +27,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, is_number,
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.systems.state import MASState
 from search.calibrated_critics import interpolated
-from search.planners.path_scores import path_score
+from search.planners.tree_growth import path_score
 from search.planners.voting import sigmoid
 from search.protocol import Critic, Extract, Planner, Steps, ValueKind, planner_name, value_kind
 from search.tree import Tree

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from search.planners.path_scores import step_values
 from search.planners.stop_rules import Stop, StopChecks, read_stop, stop_for_run
-from search.planners.tree_growth import evaluate, widen
+from search.planners.tree_growth import evaluate, step_values, widen
 from search.protocol import Critic, Model, Planner, Steps, planner_name
 from search.tree import Tree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import ClassVar, Self
 
 from mas_gym.errors import BudgetError
 from search.plan import Plan
@@ -17,9 +17,13 @@ class PlannerWrapper(Planner):
     """Base class of planners that change the requests and replies of another planner.
 
     Attributes:
-        planner: The wrapped planner; it determines critic, prices and size.
+        planner: The wrapped planner; it determines critic, costs and size.
+        setting: The name of the rule, which is also the name of its field and of a planner's setting.
+        default: The rule for which a planner is not wrapped.
     """
 
+    setting: ClassVar[str]
+    default: ClassVar[str]
     planner: Planner
 
     def __post_init__(self) -> None:

@@ -69,8 +69,8 @@ class Outcome(NamedTuple):
         return bool(self.correct) or (k > 1 and self.hit_rank is not None and self.hit_rank <= k)
 
 
-def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
-    """Reduce a plan to an outcome with the names of its planner and critic."""
+def outcome_of(plan: Plan, planner: str, critic: str, seed: int, usd: float | None = None) -> Outcome:
+    """Reduce a plan to an outcome with the names of its planner and critic, and its cost in USD."""
     ranks = [rank for rank, candidate in enumerate(plan.candidates, 1) if candidate.correct]
     usage = plan.usage
     return Outcome(
@@ -90,7 +90,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         critic_tokens=usage.critic_tokens,
         grader_tokens=usage.grader_tokens,
         order_varied=plan.order_varied,
-        usd=plan.usd,
+        usd=usd,
         unrecorded=usage.unrecorded,
         stopped=plan.stopped,
         tags=usage.tags,

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError, shown
-from mas_gym.policies.seeds import derive_seed
+from mas_gym.policies.base import derive_seed
 from search.protocol import as_planner
 from search.report.canary_panel import OUTCOMES
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from search import Critic, Plan, Planner
-    from search.engine.searcher import Searched
+    from search.engine.scheduler import Searched
 
 _LOGGER = logging.getLogger("search")
 

@@ -25,12 +25,9 @@ from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.task_classes import ProblemTask
 from search.budget import Budget
 from search.engine.journal import Journal
-from search.engine.scheduler import Scheduler
-from search.engine.searcher import Searched
-from search.run_spec import RunSpec
-from search.sampling import Sampling
+from search.engine.scheduler import Scheduler, Searched
 from search.service.canary import Canary, make_canary
-from search.setup import make_setup
+from search.setup import RunSpec, Sampling, make_setup
 from search.usage import Usage
 
 PROBLEM_ID = "question"

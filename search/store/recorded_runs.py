@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -12,13 +13,15 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, DataError, MASGymError, PolicyError
 from mas_gym.internal.json_types import JSONMapping
-from mas_gym.policies.base import Policy, SamplingReply, SamplingRequest
+from mas_gym.policies.base import Policy, PolicyBase, SamplingReply, SamplingRequest
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
-from search.recorded_tree import RecordedTree, world_of
+from search.models.base import MakeModel, Models, Report, Sample
+from search.models.recorded import RecordedModel, RecordedTree, world_of
 from search.results.run_info import RunInfo, is_recorded
+from search.setup import Setup
 from search.store.row_conversion import problem_of
 from search.store.store import Store
 from search.store.table_schema import digest
@@ -27,7 +30,7 @@ _WORLDS = 4096
 """Maximum number of worlds kept in memory."""
 
 
-class Recorded(Sequence[Problem]):
+class Recorded(Sequence[Problem], Models):
     """A recorded run, imported or searched by MAS-Gym, that `search.run` and `search.compare` can search.
 
     `search.Propose` returns messages recorded at a state, each at most once per search. The seed of the new run
@@ -86,9 +89,23 @@ class Recorded(Sequence[Problem]):
         """Pickle the store's path; an unpickled copy reads the store again."""
         return partial(Recorded, distinct=self.distinct), (self.path, self.info.run)
 
+    @property
+    def problems(self) -> Recorded:  # type: ignore[override]
+        """All problems of the run."""
+        return self
+
     def identity(self) -> object:
         """Return the identity of the worlds: the run, its contents and the drawing mode."""
         return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
+
+    @contextmanager
+    def opened(self, policy: PolicyBase, sample: Sample) -> Iterator[MakeModel]:
+        """Yield a function that creates the model of a problem; nothing is shared."""
+
+        def make(setup: Setup, problem: Problem, report: Report) -> RecordedModel:
+            return RecordedModel(setup, problem, report, world=self.world(problem))
+
+        yield make
 
     def world(self, problem: Problem) -> RecordedTree:
         """Return the world of a problem.

@@ -19,9 +19,9 @@ from mas_gym.policies.usage_meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
+from search.models.base import SampleOrigin
 from search.plan import Plan
 from search.results.run_info import RunInfo
-from search.sampling import SampleOrigin
 from search.setup import Setup
 from search.store.row_conversion import (
     metadata_text,

@@ -27,9 +27,9 @@ def run_config(setup: Setup) -> JSONObject:
     Raises:
         IdentityError: The planner, the policy, the critic or the task has no identity.
     """
-    others = {} if setup.program is None else {"program": _stated("program", setup.program)}
+    others = {} if setup.models is None else {key: _stated(key, part) for key, part in setup.models.stated.items()}
     if setup.planner.needs_costs:
-        others["prices"] = _stated("prices", setup.rate)
+        others["prices"] = _stated("prices", setup.budget.rate)
     return others | {
         "schema": FORM,
         "planner": _stated("planner", setup.planner),
@@ -78,11 +78,11 @@ def _stated(role: str, part: object) -> object:
 def run_facts(setup: Setup) -> JSONObject:
     """Return facts that do not determine a run's results."""
     problems = setup.problems
-    named = problems if isinstance(problems, Task) else setup.recorded
+    named = problems if isinstance(problems, Task) else setup.models
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),
-        "task": None if named is None else named.name,
+        "task": None if named is None else named.name or None,
         "split": (problems.split or None) if isinstance(problems, Task) else None,
         "problems": len(problems) if isinstance(problems, Sized) else None,
         "started": datetime.now(UTC).isoformat(),

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from search.grading import known
+from search.models.recorded import RecordedTree
 from search.protocol import Peers, ScoringContext
-from search.recorded_tree import RecordedTree
 from search.store.recorded_runs import Recorded
 from search.tree import Proposal
 

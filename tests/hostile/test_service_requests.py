@@ -29,12 +29,12 @@ import mas_gym
 import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from search.run_spec import RunSpec
 from search.service import app as service_app
 from search.service import foreign, is_loopback, waiting_connections
 from search.service.app import make_app
 from search.service.search_pool import Service
 from search.service.waiting_connections import WaitingLimits
+from search.setup import RunSpec
 
 PATH = "/v1/chat/completions"
 Reply = tuple[int, Any]

@@ -17,10 +17,9 @@ from typing import NamedTuple
 from mas_gym.errors import PolicyError
 from mas_gym.internal.event_loop import from_thread
 from mas_gym.policies import load_policy
-from mas_gym.policies.base import AsyncPolicy, Policy, SamplingRequest
+from mas_gym.policies.base import AsyncPolicy, Policy, SamplingRequest, derive_seed
 from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.reasoning import after_reasoning
-from mas_gym.policies.seeds import derive_seed
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks.base import Grade, Problem
