@@ -54,14 +54,14 @@ def generated(engine: Any, requests: Sequence[SamplingRequest]) -> Figure:
     start, cpu = time.perf_counter(), cpu_seconds()
     rows = [engine.format.encode(request.messages, request.max_new_tokens).ids for request in requests]
     width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=model.device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
     one, ends = requests[0], sorted(engine.end_tokens)
     sampling = {"do_sample": True, "temperature": one.temperature, "top_p": one.top_p, "top_k": 0}
     limits = {"max_new_tokens": one.max_new_tokens, "eos_token_id": ends, "pad_token_id": pad}
     with torch.inference_mode():
         said = model.generate(input_ids=ids, attention_mask=mask, **sampling, **limits)[:, width:]
-    over = torch.isin(said, torch.tensor(ends))
+    over = torch.isin(said, torch.tensor(ends, device=model.device))
     tokens = int(torch.where(over.any(1), over.int().argmax(1) + 1, said.shape[1]).sum())
     return Figure(tokens, time.perf_counter() - start, cpu_seconds() - cpu)
 
@@ -69,13 +69,13 @@ def generated(engine: Any, requests: Sequence[SamplingRequest]) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", required=True)
-    parser.add_argument("--gguf", required=True)
+    parser.add_argument("--gguf", help="without it, llama.cpp is not measured")
     parser.add_argument("--data", required=True)
     parser.add_argument("--rows", default="48,128,256")
     parser.add_argument("--cap", type=int, default=64, help="tokens of a reply")
     parser.add_argument("--rivals", type=int, default=48, help="questions that llama.cpp and generate receive at most")
     given = parser.parse_args()
-    ours, llama = load_policy(given.policy), load_policy(given.gguf)
+    ours, llama = load_policy(given.policy), None if given.gguf is None else load_policy(given.gguf)
     task = mas_gym.load_task("gsm8k", split="test", data=given.data)
     for rows in map(int, given.rows.split(",")):
         requests = [
@@ -83,7 +83,9 @@ def main() -> None:
             for seed, problem in enumerate(task[:rows])
         ]
         few = requests[: given.rivals]
-        found = {"transformers:": sampled(ours, requests), "gguf:": sampled(llama, few)}
+        found = {"transformers:": sampled(ours, requests)}
+        if llama is not None:
+            found["gguf:"] = sampled(llama, few)
         found["generate"] = generated(wrapped_part(ours), few)
         for name, one in found.items():
             rates = one.tokens / one.seconds, one.tokens / one.cpu

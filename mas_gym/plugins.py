@@ -172,13 +172,18 @@ def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     return ",".join([*map(_written, args), *(f"{key}={_written(value)}" for key, value in kwargs.items())])
 
 
+_EXPONENT = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]+")
+
+
 def yaml_value(text: str, expected: str) -> object:
     """Parse a YAML value of a spec. Raises `ConfigError`; its message begins with the argument ``expected``."""
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except Exception as error:
         # The parser raises not only its own errors, but KeyError, ValueError, AttributeError and RecursionError too.
         raise ConfigError(f"{expected}, got {shown(text)}") from error
+    # YAML 1.1 reads a float without a point, such as 1e-5, as a string.
+    return float(text) if value == text and _EXPONENT.fullmatch(text) else value
 
 
 def _value(text: str) -> Value:

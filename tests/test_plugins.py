@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import mas_gym
 import search
 from mas_gym.cli import app
+from mas_gym.cli.option_values import read_pairs
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, UnknownNameError
 from mas_gym.internal.identity import identity_of
 from mas_gym.plugins import Registry, Spec, read_settings, write_settings
@@ -277,3 +278,9 @@ def test_shipped_task_accepts_settings_in_its_spec() -> None:
     assert mas_gym.MASEnv("ordering:difficulty=2").mas.name == "logic"
     with pytest.raises(ConfigError, match="settings among difficulty, seed, size, got grading"):
         mas_gym.load_task("arithmetic:grading=paper")
+
+
+def test_values_of_options_are_numbers_in_each_notation() -> None:
+    pairs = ["learning-rate=2e-4", "rate=1e-5", "difficulty=3", "nf4=false", "name='1e3'", "word=e5"]
+    expected = {"learning_rate": 2e-4, "rate": 1e-5, "difficulty": 3, "nf4": False, "name": "1e3", "word": "e5"}
+    assert read_pairs(pairs) == expected

@@ -272,6 +272,7 @@ def test_default_settings_depend_on_the_backbone_size() -> None:
         ({"kind": "orm", "head": "bt"}, "expected one of 'bce', 'mse'"),
         ({"kind": "prm"}, "kind: expected one of"),
         ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": "fast"}, "learning_rate"),
         ({"nf4": True, "lora_rank": 0}, "nf4"),
         ({"held_out": 1.0}, "held_out"),
         ({"bt_on": "logit"}, "bt_on"),

@@ -32,6 +32,7 @@ from mas_gym.policies.local import forward
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import Decoder, DecodeStats, DecodingJob, draw, uniforms
 from mas_gym.policies.local.forward import CausalModel, EncodedPrompt, PrefixStore, check_padding
+from mas_gym.policies.local.step_graphs import StepGraphs
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_policy
 
@@ -567,22 +568,33 @@ def test_dtype_on_a_cpu_follows_the_weights_and_the_processor(
     assert str(loaded.model.dtype) == loaded.identity()["dtype"] == f"torch.{expected}"
 
 
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_decode_step_equals_the_model_of_transformers(heads: int) -> None:
+def test_decode_step_equals_the_model_of_transformers(heads: int, graphs: bool) -> None:
     plain = local_models.model("Llama", num_key_value_heads=heads)
     model = CausalModel(local_models.model("Llama", num_key_value_heads=heads), exact=False)
+    if graphs:
+        model.graphs = StepGraphs(model._forward, model.device)
     seen = []
     model.model.lm_head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
     prompts, following = [[5, 6, 7, 8, 9], [10, 11]], [12, 13]
     with torch.inference_mode():
         _, prefilled = model.prefill(prompts)
-        slots = forward.Slots(2)
+        slots = forward.Slots(2, 64)
         slots.admit(prefilled, [0, 1])
         found = model.decode(np.array(following), slots)
         whole = [plain(torch.tensor([[*p, t]])).logits[0, -1] for p, t in zip(prompts, following, strict=True)]
     torch.testing.assert_close(found, torch.stack(whole), atol=1e-4, rtol=1e-4)
     # A strided batch of vectors is multiplied one by one.
     assert len(seen) == 2 and all(hidden.is_contiguous() for hidden in seen)
+
+
+def test_steps_of_fixed_shape_give_the_same_replies(folder: Path) -> None:
+    plain = load_policy(f"transformers:{folder}", max_batch=70)
+    padded = load_policy(f"transformers:{folder}", max_batch=70)
+    padded._model.graphs = StepGraphs(padded._model._forward, padded._model.device)
+    many = requests(90)
+    assert [reply.samples for reply in padded.sample(many)] == [reply.samples for reply in plain.sample(many)]
 
 
 def test_bfloat16_model_runs_without_the_float64_copy(folder: Path) -> None:

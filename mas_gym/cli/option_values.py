@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, shown_url
 from mas_gym.internal.suggestions import choice
+from mas_gym.plugins import yaml_value
 
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy
@@ -44,17 +45,12 @@ def check_kind(kind: str | None) -> Any:
 
 def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
     """Read ``key=value`` options; values are YAML scalars, so ``3`` is a number and ``true`` a boolean."""
-    import yaml
-
     read: dict[str, Any] = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"expected an option as key=value, such as difficulty=3, got {pair!r}")
-        try:
-            read[key.replace("-", "_")] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"option {pair!r}: {value!r} is not a plain YAML value; quote it") from error
+        read[key.replace("-", "_")] = yaml_value(value, f"option {key}: expected a YAML value, quoted if necessary")
     return read
 
 

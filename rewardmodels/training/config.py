@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -161,9 +162,10 @@ def check_ranges(
         ConfigError: A value is invalid; the message lists all errors.
     """
     expected = [(name, f"one of {', '.join(known)}", settings[name] in known) for name, known in one_of.items()]
-    expected += [(name, f"at least {least}", settings[name] >= least) for name, least in at_least.items()]
-    expected += [(name, "more than 0", settings[name] > 0) for name in positive]
-    expected += [(name, "a share below 1", 0 <= settings[name] < 1) for name in shares]
+    numbers = {name: value if isinstance(value, int | float) else math.nan for name, value in settings.items()}
+    expected += [(name, f"at least {least}", numbers[name] >= least) for name, least in at_least.items()]
+    expected += [(name, "more than 0", numbers[name] > 0) for name in positive]
+    expected += [(name, "a share below 1", 0 <= numbers[name] < 1) for name in shares]
     found = [
         *faults,
         *(f"{name}: expected {what}, got {settings[name]!r}" for name, what, good in expected if not good),

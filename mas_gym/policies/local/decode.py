@@ -212,9 +212,6 @@ _GRIDS = np.array([LOGPROB_GRID, 4 * LOGPROB_GRID, 4 * LOGPROB_GRID, LOGPROB_GRI
 _REASONS = ("", "stop", "length", "error")
 _TOLERANCE = 5e-5
 _LOGPROB_TOLERANCE = 2e-6
-_PREFILL_TOKENS = 4096
-# Fixed cost of a forward pass of a small model, in tokens.
-_PREFILL_OVERHEAD = 32
 
 
 class DecodedSample(NamedTuple):
@@ -281,7 +278,7 @@ class Decoder:
         """Allow up to ``rows`` samples; a token in ``ends`` ends a sample; ``prefixes`` holds encoded prompts."""
         self._model, self._rows, self._stats = model, rows, stats
         self._ends = np.array(sorted(ends), dtype=np.int64)
-        self._slots = Slots(rows)
+        self._slots = Slots(rows, model.sizes.growth)
         self._prefixes = prefixes
         self._waiting: deque[list[tuple[DecodingJob, int]]] = deque()
         self._running: list[tuple[DecodingJob, int]] = []
@@ -348,7 +345,7 @@ class Decoder:
 
     def _chunks(self, groups: list[list[tuple[DecodingJob, int]]]) -> Iterator[list[list[tuple[DecodingJob, int]]]]:
         """Group prompts with similar numbers of tokens left to encode, to reduce padding."""
-        store = self._prefixes
+        store, sizes = self._prefixes, self._model.sizes
         sized = []
         for group in groups:
             prompt = group[0][0].prompt
@@ -361,7 +358,7 @@ class Decoder:
             waste = padded - tokens - rest
             # The keys and values of whole prompts are in memory, those of reused tokens twice.
             held = max(longest, whole) * (len(chunk) + 1)
-            if chunk and (waste > max(_PREFILL_OVERHEAD, padded // 8) or held > _PREFILL_TOKENS):
+            if chunk and (waste > max(sizes.overhead, padded // 8) or held > sizes.prefill):
                 yield chunk
                 chunk, tokens, longest = [], 0, 0
             chunk.append(group)
@@ -378,8 +375,9 @@ class Decoder:
     def _write(self, rows: npt.NDArray[np.int64], logits: torch.Tensor) -> list[DecodingJob]:
         """Sample the next token of ``rows`` and remove the finished ones."""
         uniform = uniforms(self._seeds[rows], self._count[rows])
-        drawn = draw(logits, self._temperature[rows], self._top_p[rows], uniform, _TOLERANCE)
-        if self._model.exact and drawn.doubtful.any():
+        tolerance = _TOLERANCE if self._model.exact else 0.0
+        drawn = draw(logits, self._temperature[rows], self._top_p[rows], uniform, tolerance)
+        if drawn.doubtful.any():
             for place in np.flatnonzero(drawn.doubtful):
                 self._settle(drawn, int(place), int(rows[place]), uniform[place : place + 1])
         self._tokens[rows, self._count[rows]] = drawn.tokens

@@ -37,12 +37,31 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from mas_gym.errors import PolicyError
 from mas_gym.internal.idle_cores import IdleCores
 from mas_gym.policies.local.attention import share_keys
+from mas_gym.policies.local.step_graphs import StepGraphs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_GROWTH = 64
 _BLOCK = 8
+
+
+class Sizes(NamedTuple):
+    """Sizes that depend on the device.
+
+    Attributes:
+        growth: Columns by which the memory of a batch grows.
+        prefill: Largest number of prompt tokens in a forward pass.
+        overhead: Fixed cost of a forward pass, in tokens.
+    """
+
+    growth: int
+    prefill: int
+    overhead: int
+
+
+_PROCESSOR = Sizes(growth=64, prefill=4096, overhead=32)
+# A GPU encodes some thousand tokens in the time in which the kernels of one forward pass are launched.
+_GPU = Sizes(growth=256, prefill=65_536, overhead=4096)
 
 
 class _SlotLayer(DynamicLayer):  # type: ignore[misc]
@@ -63,8 +82,12 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one new column and return the visible columns."""
+        """Write one new column and return the visible columns, or all columns if `Slots.column` is set."""
         n, column, start = key_states.shape[0], self.slots.end, self.slots.start
+        if self.slots.column is not None:
+            keys, values = self.keys[:n], self.values[:n]
+            at = self.slots.column
+            return keys.index_copy_(2, at, key_states), values.index_copy_(2, at, value_states)
         self.keys[:n, :, column] = key_states[:, :, 0]
         self.values[:n, :, column] = value_states[:, :, 0]
         return self.keys[:n, :, start : column + 1], self.values[:n, :, start : column + 1]
@@ -114,16 +137,26 @@ class Slots:
         n: Number of sequences, in rows ``0 .. n-1``.
         lengths: ``[rows]`` number of tokens in each sequence.
         cache: The model's ``past_key_values``.
+        column: Shape (1,), the column to write if it is not known to the processor, as in a graph; else None.
     """
 
-    def __init__(self, most: int) -> None:
-        """Create an empty batch for up to ``most`` sequences; the first call to `admit` determines the shapes."""
-        self._most = most
+    def __init__(self, most: int, growth: int) -> None:
+        """Create an empty batch for up to ``most`` sequences; the first call to `admit` determines the shapes.
+
+        The capacity is a multiple of ``growth`` columns.
+        """
+        self._most, self._growth = most, growth
         self.rows = self.capacity = 0
         self.n = 0
         self.lengths = np.zeros(most, dtype=np.int64)
         self.end = 0
         self.cache: Cache | None = None
+        self.column: torch.Tensor | None = None
+
+    @property
+    def layers(self) -> list[_SlotLayer]:
+        """The layers of the cache."""
+        return [] if self.cache is None else self.cache.layers
 
     @property
     def start(self) -> int:
@@ -149,11 +182,14 @@ class Slots:
 
     def view(self, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the attention mask ``[N, W + 1]`` and the positions ``[N, 1]`` of the next token of each sequence."""
-        self._make_room(0, 0)
         lengths = self.lengths[: self.n]
         width = self.end - self.start + 1
         mask = np.arange(width) >= (width - 1 - lengths)[:, None]
         return torch.from_numpy(mask).to(device), torch.from_numpy(lengths[:, None].copy()).to(device)
+
+    def open_column(self) -> None:
+        """Make room for the next token of each sequence."""
+        self._make_room(0, 0)
 
     def advance(self) -> None:
         """Advance past the column that the model has just written."""
@@ -182,7 +218,7 @@ class Slots:
             return
         live = self.end - self.start
         need = max(prompt, live)
-        capacity = max(self.capacity, -(-(need + _GROWTH) // _GROWTH) * _GROWTH)
+        capacity = max(self.capacity, -(-(need + self._growth) // self._growth) * self._growth)
         if self.cache is not None:
             for layer in self.cache.layers:
                 layer.relocate(self.n, slice(self.start, self.end), need - live, rows, capacity)
@@ -340,6 +376,10 @@ class CausalModel:
         self._positions = "position_ids" in accepted
         # A shared prefix leaves unused columns, which a sliding window would count as tokens.
         self.shares = not any(DynamicCache(config=model.config).is_sliding)
+        gpu = self.device.type == "cuda"
+        self.sizes = _GPU if gpu else _PROCESSOR
+        graphs = gpu and self.shares and self._positions
+        self.graphs = StepGraphs(self._forward, self.device) if graphs else None
 
     def prefill(self, prompts: Sequence[list[int]], store: PrefixStore | None = None) -> tuple[torch.Tensor, Prefilled]:
         """Encode prompts together and return the next-token logits ``[n, V]``.
@@ -373,9 +413,13 @@ class CausalModel:
 
     def decode(self, tokens: npt.NDArray[np.int64], slots: Slots) -> torch.Tensor:
         """Feed each row its newest token; return the next-token logits ``[N, V]``."""
-        mask, positions = slots.view(self.device)
-        ids = torch.from_numpy(tokens[:, None].copy()).to(self.device)
-        logits = self._forward(ids, mask, positions, slots.cache)
+        slots.open_column()
+        if self.graphs is not None:
+            logits = self.graphs.step(tokens, slots)
+        else:
+            mask, positions = slots.view(self.device)
+            ids = torch.from_numpy(tokens[:, None].copy()).to(self.device)
+            logits = self._forward(ids, mask, positions, slots.cache)
         slots.advance()
         return logits
 
@@ -432,7 +476,7 @@ def check_padding(model: CausalModel, vocabulary: int) -> None:
     try:
         with torch.inference_mode():
             first, prefilled = model.prefill(prompts, store)
-            slots = Slots(3)
+            slots = Slots(3, model.sizes.growth)
             slots.admit(prefilled, [0, 1, 2])
             second = model.decode(following, slots)
             alone = torch.cat([model.prefill([p])[0] for p in (*prompts, *longer)])
@@ -440,9 +484,16 @@ def check_padding(model: CausalModel, vocabulary: int) -> None:
             if model.shares and not _gap(model.prefill(longer, store)[0], alone[3:]) < _tolerance(alone):
                 model.shares = False
     except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
-        raise PolicyError(_unsupported(f"its forward pass failed: {error}")) from error
-    if not gap < _tolerance(alone):
-        raise PolicyError(_unsupported(f"batching changes its probabilities by {gap:.3g}"))
+        fault = f"its forward pass failed: {error}"
+    else:
+        if gap < _tolerance(alone):
+            return
+        fault = f"batching changes its probabilities by {gap:.3g}"
+    if model.graphs is None:
+        raise PolicyError(_unsupported(fault))
+    # Some models cannot be captured in a graph, for example if they read a value from the GPU.
+    model.graphs = None
+    check_padding(model, vocabulary)
 
 
 def _gap(logits: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,0 +1,1 @@
+"""The paper's experiment on a real language model; see ``docs/real-models.md``."""
