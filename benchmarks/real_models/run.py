@@ -119,9 +119,7 @@ def follow(todo: list[Stage], out: Path, processes: int, end: float) -> dict[str
             running.remove(one)
             codes[one.stage.name] = one.process.returncode
             now = time.monotonic()
-            print(
-                f"{now - start:6.1f} s  {one.stage.name} ended with {one.process.returncode} after {now - one.started:.0f} s"
-            )
+            print(f"{now - start:6.1f} s  {one.stage.name}: {one.process.returncode} after {now - one.started:.0f} s")
         ready = [stage for stage in todo if all(codes.get(name) == 0 for name in stage.needs)]
         for stage in ready[: processes - len(running)]:
             todo.remove(stage)

@@ -178,7 +178,7 @@ def parquet_of(rows: Callable[[Any], Any]) -> Callable[[Path], None]:
         ("test.parquet", parquet_of(lambda pa: pa.array(["x" * 10**5] * 64).dictionary_encode())),
         ("test.parquet", parquet_of(lambda pa: pa.array([[None] * 10**5], pa.list_(pa.null())))),
     ],
-    ids="a line,a later line,a document of lines,a document,equal texts,categories,a list of nulls".split(","),
+    ids=["a line", "a later line", "a document of lines", "a document", "equal texts", "categories", "a list of nulls"],
 )
 def test_small_file_with_large_content_is_rejected(
     name: str, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
