@@ -360,15 +360,14 @@ def test_play_suggests_the_nearest_environment_and_agent(run: Run) -> None:
 
 
 def test_training_reads_the_store_of_rollouts(run: Run, recording: str, tmp_path: Path) -> None:
-    store, parquet = tmp_path / "rollouts.db", tmp_path / "nodes.parquet"
+    store = tmp_path / "rollouts.db"
     command = ("rollouts", "--store", store, "-n", 4, "--policy", recording, "--planner", "mcts:8,2")
-    result = run(*command, "--export", parquet)
+    result = run(*command)
     assert result.exit_code == 0, result.output
     trees = list(rewardmodels.stored_trees(store))
     assert len(trees) == 4
     assert {tree.task for tree in trees} == {"arithmetic"}
     assert f"4 of 4 trees with {sum(len(tree.tree) for tree in trees):,} nodes" in flat(result.stdout)
-    assert parquet.read_bytes().startswith(b"PAR1")
     again = run(*command, "--log-json", tmp_path / "log.jsonl")
     assert again.exit_code == 0 and flat(again.stdout) == flat(result.stdout)
     events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]

@@ -27,8 +27,8 @@ from mas_gym.policies import ScriptedPolicy, load_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
-from mas_gym.testing import OracleCritic, check_critic
-from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
+from mas_gym.testing import check_critic
+from rewardmodels import Ensemble, LearnedCritic, collect, load_critic, stored_trees, train
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.backbone import alike
 from rewardmodels.model.critic_folder import META, model_card
@@ -458,31 +458,6 @@ def test_non_finite_weights_are_reported(folders: dict[str, Path], tmp_path: Pat
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CriticError, match="damaged"):
         load_critic(str(folder)).score(contexts([chain(["a"])]))
-
-
-def test_oracle_returns_the_given_rewards() -> None:
-    task = mas_gym.load_task("arithmetic", split="test")[:3]
-    problem = task[0]
-    right, wrong = (
-        chain(["a", "b", "c", f"Final Answer: {answer}"], problem.question) for answer in (problem.answer, "-1")
-    )
-    oracle = OracleCritic(task, {problem.id: problem.answer})
-    assert oracle.score(contexts([right, wrong])) == [1.0, -1.0]
-    with pytest.raises(CriticError, match="expected a terminal state"):
-        oracle.score(contexts([chain(["a"], problem.question)]))
-    with pytest.raises(CriticError, match="has no answer to the question"):
-        oracle.score(contexts([chain(["a", "b", "c", "d"], task[1].question)]))
-    with pytest.raises(CriticError, match="expected the reference answer"):
-        OracleCritic(task, {problem.id: "-1"})
-    both = OracleCritic(task, {problem.id: problem.answer, task[1].id: task[1].answer})
-    assert identity_of(both) != identity_of(oracle)
-
-
-def test_oracle_has_no_spec() -> None:
-    assert not any("oracle" in name for name in known_critics())
-    for spec in ("oracle", "oracle:arithmetic", "ensemble:oracle", "mas_gym.testing:OracleCritic"):
-        with pytest.raises(UnknownNameError):
-            load_critic(spec)
 
 
 def test_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

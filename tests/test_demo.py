@@ -9,7 +9,6 @@ from typer.testing import CliRunner, Result
 
 import search
 from mas_gym.cli import app
-from rewardmodels import load_critic
 from search.compare.comparison_runs import PAPER_PLANNERS, named_critics, named_planners, pair
 
 Run = Callable[..., Result]
@@ -70,25 +69,6 @@ def test_demo_writes_table_picture_and_page(run: Run, tmp_path: Path) -> None:
     ]
     assert "tiny-masprm, shipped with this package" in " ".join(result.stderr.split())
     assert "tree.html" in result.stdout
-
-
-@pytest.mark.slow
-def test_demo_from_scratch_trains_both_critics_once(run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "demo"
-    command = ("--out", out, "-n", 2, "--from-scratch", "--trees", 4, "--concurrency", 16)
-    result = run(*command)
-    assert result.exit_code == 0, result.output
-    assert {path.name for path in out.iterdir()} >= FILES | {"rollouts.db", "orm", "masprm"}
-    critics = [critic for planner, critic, _ in rows_of(out) if planner == "mcts:10,3"]
-    assert critics == ["policy-likelihood", "orm", "masprm"]
-    assert load_critic(str(out / "orm")).terminal_only
-    for kind in ("orm", "masprm"):
-        assert any(path.name.startswith("events.out.tfevents") for path in (out / kind).rglob("*"))
-    assert f"tensorboard--logdir{out}" in "".join(result.stdout.split())
-    again = run(*command)
-    assert again.exit_code == 0, again.output
-    assert again.stderr.count("is already trained") == 2
-    assert again.stdout == result.stdout
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import json
@@ -282,90 +283,9 @@ def test_command_has_the_variables_of_each_provider(tmp_path: Path) -> None:
 
 # ---- requests
 
-CALLS = [
-    {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
-    {"id": "c2", "type": "function", "function": {"name": "add", "arguments": "{broken"}},
-]
-HISTORY: list[dict[str, Any]] = [
-    {"role": "system", "content": SYSTEM},
-    {"role": "user", "content": "What?"},
-    {"role": "assistant", "content": "I add.", "tool_calls": CALLS},
-    {"role": "tool", "tool_call_id": "c1", "content": "1"},
-    {"role": "tool", "tool_call_id": "c2", "content": "Error: broken"},
-    {"role": "user", "content": "Go on."},
-]
-FORMAT = {"type": "json_schema", "json_schema": {"name": "reply", "schema": SCHEMA, "strict": True}}
-CHAT_REQUEST = {
-    "model": "m",
-    "messages": HISTORY,
-    "max_tokens": 9,
-    "temperature": 0.5,
-    "tools": [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}],
-    "tool_choice": {"type": "function", "function": {"name": "add"}},
-    "parallel_tool_calls": False,
-    "response_format": FORMAT,
-    "metadata": {"agent": "Adder"},
-}
-REQUESTS = {
-    "v1/responses": {
-        "model": "m",
-        "instructions": SYSTEM,
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "What?"}]},
-            {"type": "reasoning", "id": "rs_1", "summary": []},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]},
-            {"type": "function_call", "call_id": "c1", "name": "add", "arguments": {"a": 1}},
-            {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{broken"},
-            {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "1"}]},
-            {"type": "function_call_output", "call_id": "c2", "output": "Error: broken"},
-            {"role": "user", "content": "Go on."},
-        ],
-        "max_output_tokens": 9,
-        "temperature": 0.5,
-        "tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA}],
-        "tool_choice": {"type": "function", "name": "add"},
-        "parallel_tool_calls": False,
-        "text": {"format": {"type": "json_schema", **FORMAT["json_schema"]}, "verbosity": "low"},  # type: ignore[dict-item]
-        "metadata": {"agent": "Adder"},
-        "reasoning": {"effort": "none"},
-        "include": ["reasoning.encrypted_content"],
-        "store": True,
-        "prompt_cache_key": "random",
-        "truncation": "disabled",
-        "background": False,
-    },
-    "v1/messages": {
-        "model": "m",
-        "system": [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}],
-        "messages": [
-            {"role": "user", "content": "What?"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "Hm", "signature": "x"},
-                    {"type": "text", "text": "I add."},
-                    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
-                    {"type": "tool_use", "id": "c2", "name": "add", "input": {"INVALID_JSON": "{broken"}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "1"}]},
-                    {"type": "tool_result", "tool_use_id": "c2", "content": "broken", "is_error": True},
-                    {"type": "text", "text": "Go on."},
-                ],
-            },
-        ],
-        "max_tokens": 9,
-        "temperature": 0.5,
-        "tools": [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
-        "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
-        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
-        "metadata": {"agent": "Adder", "user_id": "random"},
-        "thinking": {"type": "adaptive"},
-    },
-}
+# Requests of the three APIs that say the same.
+REQUESTS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "requests.json").read_text())
+CHAT_REQUEST = REQUESTS.pop("chat/completions")
 
 
 def call_of(path: str, request: dict[str, Any]) -> Call:
@@ -386,8 +306,8 @@ def test_fields_that_differ_in_each_run_are_no_part_of_the_replayed_request(path
 
 
 def test_chat_request_with_object_arguments_equals_the_one_with_text() -> None:
-    entry = HISTORY[2] | {"tool_calls": [CALLS[0] | {"function": {"name": "add", "arguments": {"a": 1}}}, CALLS[1]]}
-    request = CHAT_REQUEST | {"messages": [*HISTORY[:2], entry, *HISTORY[3:]]}
+    request = copy.deepcopy(CHAT_REQUEST)
+    request["messages"][2]["tool_calls"][0]["function"]["arguments"] = {"a": 1}
     assert read_call(json.dumps(request).encode(), {}) == read_call(json.dumps(CHAT_REQUEST).encode(), {})
 
 

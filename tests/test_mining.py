@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from grove import MODEL, chain, grove, grow, other_graph, random_tree
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import RULES, normalize_message, rule_of, same_after_opening, same_rule
-from rewardmodels import LabeledTree, RewardData, collect, histogram, outcomes, pairs, pointwise, process_targets, split
+from rewardmodels import LabeledTree, collect, histogram, outcomes, pairs, pointwise, process_targets, split
 from rewardmodels.data.mining import Pair
 from search import Tree
 
@@ -310,46 +309,3 @@ def test_data_of_two_tasks_can_be_combined() -> None:
     both = collect([*grove(6), *(tree._replace(task="ordering") for tree in grove(6))], "points")
     assert len(both) == 2 * len(collect(grove(6), "points")) and both.trees == 12
     assert {row.task for row in both.examples} == {"arithmetic", "ordering"}
-
-
-def exported(tmp_path: Path) -> tuple[RewardData, Path]:
-    pytest.importorskip("pyarrow")
-    from rewardmodels.data.dataset import export
-
-    data = collect(grove(), "pairs")
-    return data, export(data, tmp_path / "set")
-
-
-def test_exported_data_is_read_back_unchanged(tmp_path: Path) -> None:
-    from rewardmodels.data.dataset import load_data
-
-    data, folder = exported(tmp_path)
-    assert load_data(folder) == data
-
-
-def test_exported_data_has_the_columns_of_trl(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    data, folder = exported(tmp_path)
-    table = datasets.load_dataset("parquet", data_files=str(folder / "*.parquet"), cache_dir=str(tmp_path))["train"]
-    assert {"chosen", "rejected", "margin"} <= set(table.column_names)
-    assert len(table) == len(data)
-    assert table[0]["chosen"] == "".join(data.examples[0].chosen) and table[0]["margin"] == data.examples[0].margin
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "| Reader |" in card and "rpsv" in card and "chosen" in card
-
-
-@pytest.mark.parametrize("damage", ["cut", "missing", "version"])
-def test_damaged_data_is_rejected(tmp_path: Path, damage: str) -> None:
-    from rewardmodels.data.dataset import load_data
-
-    _, folder = exported(tmp_path)
-    [file] = folder.glob("*.parquet")
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:200])
-    elif damage == "missing":
-        file.unlink()
-    else:
-        info = folder / "data.json"
-        info.write_text(info.read_text(encoding="utf-8").replace('"schema": 2', '"schema": 99'), encoding="utf-8")
-    with pytest.raises(DataError):
-        load_data(folder)

@@ -193,48 +193,7 @@ def test_program_temperature_replaces_the_temperature_of_its_calls(caplog: pytes
 # ---- the dry run
 
 
-SCHEMAS: dict[str, Any] = {
-    "required properties": {
-        "type": "object",
-        "properties": {"grade": {"enum": ["good", "bad"]}, "note": {"type": "string"}, "more": {"type": "integer"}},
-        "required": ["grade", "note"],
-        "additionalProperties": False,
-    },
-    "definitions": {
-        "$defs": {"Section": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
-        "type": "object",
-        "properties": {"sections": {"type": "array", "items": {"$ref": "#/$defs/Section"}}},
-        "required": ["sections"],
-    },
-    "recursion": {
-        "$defs": {
-            "Node": {
-                "type": "object",
-                "properties": {
-                    "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
-                    "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]},
-                },
-                "required": ["children", "next"],
-            }
-        },
-        "$ref": "#/$defs/Node",
-    },
-    "all of": {
-        "allOf": [
-            {"type": "object", "properties": {"a": {"type": "number", "minimum": 3}}, "required": ["a"]},
-            {"properties": {"b": {"type": ["null", "boolean"]}}, "required": ["b"]},
-        ]
-    },
-    "bounds": {
-        "type": "array",
-        "prefixItems": [{"type": "integer", "exclusiveMinimum": 4, "multipleOf": 3}, {"type": "number", "maximum": -1}],
-        "items": {"type": "string", "minLength": 30, "maxLength": 31},
-        "minItems": 4,
-    },
-    "formats": {"type": "string", "format": "date"},
-    "a constant": {"const": {"x": 1}},
-    "anything": True,
-}
+SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schemas.json").read_text())
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)

@@ -19,7 +19,6 @@ from benchmarks.real.random_moves import proposer
 from mas_gym.tasks.procedural.game24 import Game24, Numbers, read_left, write_question
 from mas_gym.tasks.task_classes import ProblemTask
 from rewardmodels import RewardData, collect, train
-from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.train_critic import Trained, grow, trees
 from search.setup import RunSpec
 
@@ -37,21 +36,13 @@ def training_task(recorded: Collection[tuple[int, ...]], limit: int = PUZZLES) -
 
 
 def training_data(task: ProblemTask, out: Path) -> RewardData:
-    """Search the puzzles with random moves and the true reward, and mine every labeled state; kept in a folder.
-
-    Args:
-        task: The puzzles.
-        out: The folder; an interrupted call resumes.
-    """
-    folder = out / "points"
-    if not folder.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        spec = RunSpec(task, mas_gym.load_mas("game24"), proposer(), seed=SEED, store=out / "trees.db")
-        stop = grow(spec, PLANNER, True)
-        if stop is not None:
-            raise stop
-        export(collect(trees(spec), "points"), folder)
-    return load_data(folder)
+    """Search the puzzles with random moves and the true reward, and mine every labeled state; the trees are stored."""
+    out.mkdir(parents=True, exist_ok=True)
+    spec = RunSpec(task, mas_gym.load_mas("game24"), proposer(), seed=SEED, store=out / "trees.db")
+    stop = grow(spec, PLANNER, True)
+    if stop is not None:
+        raise stop
+    return collect(trees(spec), "points")
 
 
 # ------------------------------------------------------------------- tables

@@ -143,7 +143,7 @@ def front(
 
 
 _COMMANDS: dict[str, tuple[str, ...]] = {
-    "demo": ("mas_gym.cli.demo:demo", "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
+    "demo": ("mas_gym.cli.demo:demo", "mas-gym demo -n 50", "mas-gym demo --critic models/masprm"),
     "solve": (
         "mas_gym.cli.solve:solve",
         'mas-gym solve "Tom has 3 pens and buys 4. How many pens does he have?"',

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import Files, end_early, measure, show
 from mas_gym.cli.option_values import load_weights, read_policy
-from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.solve import write_page
 from mas_gym.cli.worker_processes import read_workers
 from mas_gym.errors import MissingDependencyError
@@ -22,7 +20,6 @@ from mas_gym.errors import MissingDependencyError
 if TYPE_CHECKING:
     from search import Plan
     from search.compare.comparison_runs import Row
-    from search.setup import RunSpec
 
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
 """The bundled agents and their critics."""
@@ -38,12 +35,6 @@ def demo(
         list[str] | None,
         typer.Option("--critic", help="Critic to compare, instead of the bundled ones. Repeatable."),
     ] = None,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="First generate rollouts and train MASPRM and ORM in --out.")
-    ] = False,
-    number_of_trees: Annotated[
-        int, typer.Option("--trees", min=2, help="Number of training searches with --from-scratch.")
-    ] = 600,
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
     workers: opt.WorkerCount = None,
@@ -58,7 +49,7 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or 200)
     spec = RunSpec(task, mas_gym.load_mas("rpsv"), None, seed=seed, concurrency=concurrency, store=out / "runs.db")
-    specs = _train(spec, out, number_of_trees) if from_scratch else critic or _shipped()
+    specs = critic or _shipped()
     rows = _rows(specs)
     # Rows with the same seed share most of their messages.
     samples = out / "samples.db"
@@ -79,7 +70,10 @@ def demo(
         write_page(plan, spec, trees_seen.row, out / "tree.html", POLICY, graded=True)
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {out}")
-    _next(out, from_scratch)
+    stdout().print(
+        f"Open {out / 'tree.html'} in a browser to explore a search tree; the plot is {out / 'accuracy-tokens.png'}.\n"
+        "Next: mas-gym solve --task arithmetic --tree tree.html, or mas-gym eval --help"
+    )
 
 
 def _rows(specs: Sequence[str]) -> list[Row]:
@@ -93,33 +87,10 @@ def _rows(specs: Sequence[str]) -> list[Row]:
 
 def _shipped() -> list[str]:
     note(
-        f"Critics: {ORM} and {MASPRM}, shipped with this package and trained on training problems; "
-        "--from-scratch trains new ones, --critic compares others."
+        f"Critics: {ORM} and {MASPRM}, shipped with this package and trained on training problems; --critic compares "
+        "others."
     )
     return [ORM, MASPRM]
-
-
-def _train(spec: RunSpec, out: Path, number: int) -> list[str]:
-    """Generate rollouts and train both critics; existing results are kept."""
-    import mas_gym
-    from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
-
-    learning = replace(
-        spec,
-        problems=mas_gym.load_task("arithmetic", split="train", limit=number),
-        policy=read_policy(POLICY),
-        seed=42,
-        store=out / "rollouts.db",
-    )
-    note(f"{number:,} training searches, MCTS(40, 3) with the true reward, into {learning.store}")
-    with RunProgress([f"{ROLLOUTS}, true reward"], len(learning.problems)) as progress:
-        stop = grow(learning, listen=partial(progress.update, 0, 42))
-    if stop is not None:
-        end_early(stop, f"repeat the command to resume from {learning.store}")
-    for kind, head in (("orm", "bce"), ("masprm", "bt")):
-        note(f"Training {kind} ({head}); curves in {out / kind / 'curves'}")
-        teach(lambda: trees(learning), out / kind, kind, head, log=note)  # type: ignore[arg-type]
-    return [str(out / "orm"), str(out / "masprm")]
 
 
 class _BestTree:
@@ -146,13 +117,3 @@ class _BestTree:
             return corrects, size, plan.problem_id
 
         return max(self._plans, key=rank)[1] if self._plans else None
-
-
-def _next(out: Path, trained: bool) -> None:
-    lines = [
-        f"Open {out / 'tree.html'} in a browser to explore a search tree; the plot is {out / 'accuracy-tokens.png'}.",
-        "Next: mas-gym solve --task arithmetic --tree tree.html, or mas-gym eval --help",
-    ]
-    if trained:
-        lines.insert(1, f"Training curves of both critics: tensorboard --logdir {out}")
-    stdout().print("\n".join(lines))

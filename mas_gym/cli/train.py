@@ -312,16 +312,13 @@ def rollouts(
     options: opt.RunOptions,
     planner: Annotated[str, typer.Option("--planner", help="Planner that uses the true reward.")] = "mcts:40,3",
     seed: opt.Seed = 42,
-    export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
 ) -> None:
     """Search on training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0); store the trees."""
-    import search
     from search.compare.comparison_runs import Row
 
     if source.split == "test":
         raise ConfigError("--split: expected train or dev, got test; training on test trees would leak the answers")
     check_folder(store)
-    check_folder(export)
     check_folder(options.log_json)
     name, method = read_planner(planner)
     spec = options.apply(replace(agents.load(source.load()), seed=seed, store=store, training=True))
@@ -334,9 +331,6 @@ def rollouts(
     _show_harvest(harvest, len(problems), store)
     note_costs(local)
     note_judge(problems)
-    if export is not None:
-        with search.open_store(store) as opened:
-            note(f"wrote {opened.export(export):,} nodes to {export}")
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {store}")
 

@@ -10,8 +10,6 @@ Call them in your tests. Each raises a `ComplianceError` that lists every violat
         check_critic(MyCritic())
         check_planner(MyPlanner())
 
-`OracleCritic` scores terminal states by the reference answers, for tests of search.
-
 This package does not import `search`: planners, critics and requests are recognized by their attributes.
 """
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from mas_gym.errors import ComplianceError as ComplianceError
     from mas_gym.testing.critic_checks import check_critic as check_critic
     from mas_gym.testing.mas_checks import check_mas as check_mas
-    from mas_gym.testing.oracle_critic import OracleCritic as OracleCritic
     from mas_gym.testing.planner_checks import check_planner as check_planner
     from mas_gym.testing.policy_checks import check_policy as check_policy
 

@@ -1,4 +1,4 @@
-"""Training sets: examples mined from the search trees of many problems, split by problem, and written as Parquet.
+"""Training sets: examples mined from the search trees of many problems, split by problem.
 
 There are three kinds: ``"pairs"`` (Bradley-Terry), ``"points"`` (MASPRM by regression) and
 ``"outcomes"`` (ORM). Each example contains its problem, so that a split can hold out
@@ -7,27 +7,21 @@ whole problems.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, need
-from mas_gym.internal.json_types import JSONObject
-from mas_gym.internal.whole_files import finish_replacing, replace_files
+from mas_gym.errors import ConfigError, DataError
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, rule_of, same_rule
-from mas_gym.tasks.parquet_rows import parquet_rows
 from rewardmodels.data import mining
-from rewardmodels.data.cards import markdown, metadata
-from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
+from rewardmodels.data.encode import Parts, View, state_parts
 from rewardmodels.data.mining import Labeled, Pair
 from rewardmodels.data.question_digests import question_digest
 from search.plan import Plan
@@ -357,128 +351,3 @@ def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str
     for plan in plans:
         if plan.tree is not None:
             yield LabeledTree(plan.tree, mas, task, plan.problem_id, seed, recorded)
-
-
-SCHEMA = 2
-INFO = "data.json"
-
-_COLUMNS = {
-    "chosen": "text of the better sibling state; for points and outcomes, of the only state",
-    "rejected": "text of the worse sibling state",
-    "margin": "difference of the two targets",
-    "chosen_ends, rejected_ends": "end position of each part of the text: legend, question, then one part per message",
-    "chosen_target": "target of `chosen` in [-1, 1]: W / N of the search, or the terminal reward",
-    "rejected_target": "target of `rejected`",
-    "task, problem_id, tree": "source of the example; split by `problem_id`, never by row",
-    "mas, depth, agent": "the MAS, the number of turns before the judged message, and the agent that wrote it",
-}
-
-
-def export(data: RewardData, folder: str | Path) -> Path:
-    """Write a training set to a folder for HF `datasets`, pandas and TRL.
-
-    Returns:
-        The folder: one Parquet file, ``data.json`` and the data card ``README.md``.
-
-    Raises:
-        StoreError: The folder is not empty or cannot be written.
-        MissingDependencyError: pyarrow is not installed.
-    """
-    need("pyarrow", "exporting data")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise StoreError(f"expected a new or empty folder, got {folder}; choose another folder")
-    columns: dict[str, list[Any]] = {
-        name: [e[place] for e in data.examples] for place, name in enumerate(Example._fields)
-    }
-    for name in ("chosen", "rejected"):
-        columns[f"{name}_ends"] = [_ends(parts) for parts in columns[name]]
-        columns[name] = [parts and "".join(parts) for parts in columns[name]]
-    if data.kind != "pairs":
-        columns = {name: values for name, values in columns.items() if "rejected" not in name and name != "margin"}
-    info = {
-        "schema": SCHEMA,
-        "text_format": FORMAT,
-        "kind": data.kind,
-        "view": data.view,
-        "graphs": data.graphs,
-        "trees": data.trees,
-        "questions": sorted(data.questions),
-    }
-
-    def write(fresh: Path) -> None:
-        pq.write_table(pa.table(columns), fresh / f"{data.kind}.parquet")
-        (fresh / "README.md").write_text(_card(data), encoding="utf-8")
-        (fresh / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-
-    try:
-        replace_files(folder, write, INFO)
-    except OSError as error:
-        raise StoreError(f"cannot write {folder}: {error}; free some space, or choose another folder") from error
-    return folder
-
-
-def load_data(folder: str | Path) -> RewardData:
-    """Read a set written by `export`.
-
-    Raises:
-        DataNotFoundError: There is no such folder.
-        DataError: The folder is not an exported set, is damaged or has a different version.
-        MissingDependencyError: pyarrow is not installed.
-    """
-    need("pyarrow", "reading exported data")
-    import pyarrow as pa
-
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise DataNotFoundError(f"no training set at {folder}: expected a folder written by export")
-    try:
-        finish_replacing(folder, INFO)
-        info: JSONObject = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        if (info["schema"], info["text_format"]) != (SCHEMA, FORMAT):
-            raise DataError(
-                f"expected a training set of schema {SCHEMA} and text format {FORMAT} in {folder}, got "
-                f"{info['schema']} and {info['text_format']}; export it again with this release"
-            )
-        if info["kind"] not in get_args(DataKind):
-            raise ValueError(f"kind {info['kind']!r}")
-        examples = tuple(_example(row) for row in parquet_rows(folder / f"{info['kind']}.parquet"))
-        questions = frozenset(info.get("questions", []))
-        return RewardData(info["kind"], info["view"], info["graphs"], examples, info["trees"], questions=questions)
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"cannot read the training set in {folder}: {error!r}; export it again") from error
-
-
-def _ends(parts: Parts | None) -> list[int] | None:
-    """Return the end position of each part in the joined text."""
-    return None if parts is None else list(accumulate(map(len, parts)))
-
-
-def _example(row: JSONObject) -> Example:
-    for name in ("chosen", "rejected"):
-        ends = row.pop(f"{name}_ends", None)
-        if ends is not None:
-            row[name] = tuple(row[name][a:b] for a, b in pairwise([0, *ends]))
-    return Example(**row)
-
-
-def _card(data: RewardData) -> str:
-    counts = histogram(data)
-    problems = len({(e.task, e.problem_id) for e in data.examples})
-    tasks = ", ".join(dict.fromkeys(e.task for e in data.examples))
-    by = [f"| {name} | {count} |" for part in ("depth", "agent") for name, count in counts[part].items()]
-    columns = [f"- {name}: {what}" for name, what in _COLUMNS.items() if data.kind == "pairs" or "rejected" not in name]
-    return markdown(
-        metadata(tags="[mas-gym, reward-model, multi-agent]"),
-        f"# {data.kind.capitalize()} from search over {', '.join(data.graphs)} on {tasks}",
-        f"{len(data)} {data.kind} of {problems} problems, mined from {data.trees} trees of a search with the true "
-        f"terminal reward. States are in text format {FORMAT}, {data.view} view.",
-        "\n".join(["| depth or agent | rows |", "|---|---|", *by]),
-        "Columns:",
-        "\n".join(columns),
-    )
