@@ -144,7 +144,18 @@ ONE_ANSWER = [
 ]
 
 
-@pytest.mark.parametrize("form", ["{} or {}", "{} (maybe {})", "{}, perhaps {}", "either {} or {}", "not {}"])
+HEDGES = [
+    "{} or {}",
+    "{} (maybe {})",
+    "{}, perhaps {}",
+    "either {} or {}",
+    "{} | {}",
+    "{} (alternatively, {})",
+    "not {}",
+]
+
+
+@pytest.mark.parametrize("form", HEDGES)
 @pytest.mark.parametrize(("kind", "reference", "right", "other"), ONE_ANSWER)
 def test_hedges_and_negations_are_no_right_answer(
     kind: Kind, reference: str, right: str, other: str, form: str
@@ -209,6 +220,8 @@ def test_answer_is_read_after_the_reasoning(
         (r"\boxed{\varnothing}", r"\emptyset", r"\{0\}"),
         (r"\boxed{5 \leq 7}", r"5 \leq 7", r"\emptyset"),
         (r"\boxed{x < \infty}", r"x < \infty", r"\{\}"),
+        (r"\boxed{1 < 2}", "1 < 2", "{}"),
+        (r"\boxed{1 < 2}", "1 < 2", r"x \in \{\}"),
     ],
 )
 def test_solutions_and_values_equal_only_their_reference(text: str, right: str, wrong: str) -> None:

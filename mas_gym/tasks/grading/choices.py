@@ -19,8 +19,8 @@ _LEADING_LABEL = re.compile(
 _REASON = r"(?:is|was|because|since|as|due|given|based|which|follows|holds|must|and|or)\b"
 _CLOSED = re.compile(rf"\s*(?:$|[^\x00-\x7f]|[).:,;\]>/&\n\u2013\u2014-])|\s+{_REASON}", re.IGNORECASE)
 _ANOTHER = re.compile(
-    r"[\s).\](]*(?:(?:,|and|or|&|/|\+|maybe|perhaps|possibly|und|oder|et|ou?|y|\u0438(?:\u043b\u0438)?|\u548c|\u6216|na|au)"
-    r"\s*)+(?:option\s*)?\(?([A-Z])(?![A-Za-z0-9'\u2019])",
+    r"[\s).\](]*(?:(?:,|[;|](?=\s*\(?[A-Z]\W*$)|and|or|&|/|\+|maybe|perhaps|possibly|alternatively|und|oder|et|ou?|y"
+    r"|\u0438(?:\u043b\u0438)?|\u548c|\u6216|na|au)\s*)+(?:option\s*)?\(?([A-Z])(?![A-Za-z0-9'\u2019])",
     re.IGNORECASE,
 )
 _STANDALONE = re.compile(r"(?<![A-Za-z0-9'\u2019])[A-Z](?![A-Za-z0-9'\u2019])")

@@ -279,6 +279,7 @@ _OPENING = re.compile(
 # Other numbers that are offered too, in this sentence or the next.
 _HEDGE = re.compile(
     r"\b(?:or|either|maybe|perhaps|possibly|oder|vielleicht|ou|o|\u0438\u043b\u0438)\b[^.]{0,80}?\d|\band\s+\d"
+    r"|\d[^.]{0,40}?\b(?:alternatively|otherwise|else|actually|no,?\s+wait)\b[^.]{0,80}?\d|\d\s+\|\s+\d"
     r"|(?:\u6216|\u307e\u305f\u306f|\u0e2b\u0e23\u0e37\u0e2d)[^.]{0,80}?\d",
     re.IGNORECASE,
 )

@@ -180,7 +180,7 @@ def _stop_timer() -> None:
 
 def _comparer() -> Callable[[str, str], bool]:
     from math_verify import LatexExtractionConfig, parse, verify
-    from sympy import Basic, Expr, MatrixBase, N
+    from sympy import Basic, Expr, MatrixBase, N, S
 
     config = [LatexExtractionConfig(boxed_match_priority=-1)]
 
@@ -198,6 +198,9 @@ def _comparer() -> Callable[[str, str], bool]:
         right, given = read(reference), read(answer)
         if not right or not given:
             return False
+        # math-verify finds every true relation equal to the empty set
+        if S.EmptySet in right or S.EmptySet in given:
+            return S.EmptySet in right and S.EmptySet in given
         x, y = constant(right), constant(given)
         if x is None or y is None or not (isfinite(x) and isfinite(y)):
             return bool(verify(right, given, allow_set_relation_comp=True, timeout_seconds=None))
