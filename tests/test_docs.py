@@ -126,6 +126,7 @@ def test_commands_on_pages_too_long_to_run_are_valid(page: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
+        ("own_planner", (2,), r"\d of 2 right, 16\.0 agent calls per problem"),
         ("own_critic", (3, "mcts:3,2"), r"constant\(0.5\) +\d of 3 right\nnothing-lost +\d of 3 right"),
         ("handoffs", (8,), r"single:recipients=own +\d +\d +\d .*\n.*critic +8 +8 +8 "),
         ("own_task", (), r"by kind text +3 of 5 right\nby grade\(\) +4 of 5 right"),
