@@ -75,6 +75,8 @@ def _prepare() -> Callable[[tuple[str, JSONObject]], JSONObject]:
         source, values = request
         try:
             text = _compiled(source).render(**values)
+            # A tokenizer cannot encode a lone surrogate.
+            text.encode()
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"[:300], "rejected": isinstance(error, TemplateError)}
         if len(text) > LONGEST:

@@ -98,7 +98,7 @@ def _is_elsewhere(folder: Path, name: str) -> bool:
     if name == Path(name).name and Path(name).suffix in SUFFIXES:
         return False
     # Configs often state a path on the author's machine; only a path that exists here could be read.
-    return any(map(os.path.exists, (folder / name, name)))
+    return os.path.exists(folder / name) or os.path.exists(name)
 
 
 def _is_weights(name: object) -> bool:

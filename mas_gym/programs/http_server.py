@@ -137,7 +137,12 @@ class _Connection(H11Protocol):
         """Send the head and the body of a reply without waiting for an acknowledgment between them."""
         super().connection_made(transport)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.loop.call_later(HEAD_SECONDS, lambda: self.scope is None and transport.close())
+        self.loop.call_later(HEAD_SECONDS, self._close_unused)
+
+    def _close_unused(self) -> None:
+        unused = self.scope is None
+        if unused:
+            self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection, or wait again."""

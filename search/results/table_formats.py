@@ -347,10 +347,14 @@ def markdown_document(rows: Sequence[ResultRow], title: str = "", baseline: str 
     return "\n\n".join(parts) + "\n"
 
 
+_MARKUP = re.compile(r"\||<(?=[A-Za-z/!?])|\](?=\()")
+"""Text that would be a cell's end, an HTML tag or a link in Markdown."""
+
+
 def markdown_table(lines: Sequence[Sequence[str]], left: int) -> str:
     """Return a header and lines as GitHub Markdown; all but the first ``left`` columns are aligned to the right."""
     rule = "|" + "---|" * left + "---:|" * (len(lines[0]) - left)
-    header, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    header, *body = ["| " + " | ".join(_MARKUP.sub(r"\\\g<0>", cell) for cell in line) + " |" for line in lines]
     return "\n".join([header, rule, *body]) + "\n"
 
 

@@ -33,6 +33,7 @@ BROKEN = {
     "internals": "{{ raise_exception.__globals__.json }}",
     "a change of the messages": "{{ messages.append(1) }}",
     "a broken codec": "{{ 'x'.encode('utf-8').decode('punycode') }}",
+    "a lone surrogate": r"{{ '\ud800' }}",
     "numbers as text": "{{ 1 ~ none.x.y }}",
 }
 SOUND = [
