@@ -72,7 +72,7 @@ class Budget:
 
     def tightened(self, other: Budget) -> Budget:
         """Return a budget with the smaller of the two limits in each unit."""
-        pairs = ((name, [getattr(one, name) for one in (self, other)]) for name in LIMITS)
+        pairs = ((name, [vars(one)[name] for one in (self, other)]) for name in LIMITS)
         limits = {name: min((n for n in both if n is not None), default=None) for name, both in pairs}
         return replace(self, **limits)
 

@@ -142,7 +142,7 @@ def _log_search(plan: Plan, fresh: bool) -> None:
             "error": plan.error,
             "stopped": plan.stopped,
             "stored": not fresh,
-            "usage": asdict(plan.usage),
+            "usage": plan.usage.to_dict(),
         }
         words = ("search of %s failed: %s", plan.problem_id, plan.error) if plan.error is not None else None
         extra = {"fields": fields, "details": plan.error_details}

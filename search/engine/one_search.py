@@ -384,6 +384,6 @@ def _checked(requests: object) -> Sequence[Request]:
             f"{type(requests).__name__}; write `yield [request]` for a single request"
         )
     for request in requests:
-        if isinstance(request, Propose) and (not isinstance(request.n, SupportsIndex) or request.n < 1):
+        if isinstance(request, Propose) and (not isinstance(request.n, int | SupportsIndex) or request.n < 1):
             raise SearchError(f"expected Propose with an integer n >= 1 from the planner, got n={request.n!r:.80}")
     return requests

@@ -159,7 +159,7 @@ def _settings(planner: Planner) -> str:
     kwargs: dict[str, object] = {}
     leading = True
     for parameter in inspect.signature(type(planner)).parameters.values():
-        value = getattr(planner, parameter.name)
+        value = vars(planner)[parameter.name]
         leading = leading and isinstance(parameter.default, int)
         # The critic determines the kind of values, and tables show the critic next to the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):

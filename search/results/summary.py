@@ -130,7 +130,7 @@ class ResultRow:
 
     def cost(self, name: str) -> Spread:
         """Return a cost by attribute name, such as ``"tokens"``."""
-        found: Spread = getattr(self, name)
+        found: Spread = vars(self)[name]
         return found
 
     def to_dict(self) -> JSONObject:

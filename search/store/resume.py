@@ -7,7 +7,7 @@ import logging
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -241,7 +241,7 @@ class RunWriter:
         # This includes the cost so far of open requests, because servers do not refund it.
         money = money_of(self._meters)
         paid = {} if money is None else {"money": self._money + money - self._paid}
-        self._note(spent=asdict(total), **paid)
+        self._note(spent=total.to_dict(), **paid)
 
     def close(self) -> None:
         """Close the file and release the run; safe to call twice."""

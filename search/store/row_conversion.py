@@ -127,7 +127,7 @@ def write_search(connection: sqlite3.Connection, run: str, problem: Problem, pla
         "correct": None if plan.correct is None and plan.error is None else int(bool(plan.correct)),
         "stopped": plan.stopped,
         "error": plan.error,
-        **asdict(plan.usage),
+        **plan.usage.to_dict(),
         "seconds": float(plan.usage.seconds),
         "tags": json.dumps(plan.usage.tags),
         "finished": round(time(), 3),
