@@ -98,7 +98,9 @@ def test_files_have_the_paired_differences_from_the_chosen_row(baseline: str) ->
 def test_names_are_escaped_in_every_format() -> None:
     found = table({"a_b & <i>\x1b[1m|[x](http://x)": "single", "other": "sc:2"})
     assert r"a\_b \& " in found.to_latex() and "<i>" not in found._repr_html_()
-    assert r"\<i>\x1b[1m\|[x\](http" in found.to_markdown() and "\x1b" not in str(found) + repr(found) + found.to_latex()
+    assert (
+        r"\<i>\x1b[1m\|[x\](http" in found.to_markdown() and "\x1b" not in str(found) + repr(found) + found.to_latex()
+    )
 
 
 @pytest.mark.parametrize(("match", "unit"), [("calls=24", "agent_calls"), ("tokens=150", "tokens")])

@@ -32,6 +32,7 @@ from mas_gym.policies.local import forward
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import Decoder, DecodeStats, DecodingJob, draw, uniforms
 from mas_gym.policies.local.forward import CausalModel, EncodedPrompt, PrefixStore, check_padding
+from mas_gym.policies.local.slots import Slots
 from mas_gym.policies.local.step_graphs import StepGraphs
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_policy
@@ -580,7 +581,7 @@ def test_decode_step_equals_the_model_of_transformers(heads: int, graphs: bool) 
     prompts, following = [[5, 6, 7, 8, 9], [10, 11]], [12, 13]
     with torch.inference_mode():
         _, prefilled = model.prefill(prompts)
-        slots = forward.Slots(2, 64)
+        slots = Slots(2, 64)
         slots.admit(prefilled, [0, 1])
         found = model.decode(np.array(following), slots)
         whole = [plain(torch.tensor([[*p, t]])).logits[0, -1] for p, t in zip(prompts, following, strict=True)]

@@ -3,11 +3,11 @@
     python -m benchmarks.real_models.run --model FOLDER --data gsm8k --out OUT --minutes 9
     python -m benchmarks.real_models.run --rehearse --out OUT --minutes 9 --train 12 --dev 3 --test 4
 
-Each stage is a command of mas-gym; a stage starts when the stages that it needs have finished and a process is free, in
-the order of `stages`. All commands resume, so repeating this command continues a run that was ended by its time limit.
-The log of a stage is ``OUT/logs/STAGE.log``. ``--rehearse`` runs the stages with the bundled agents.
+Each stage is a mas-gym command. Stages start in the order of `stages`, as soon as their prerequisites have finished and
+a process is free. Repeat this command to continue a run that reached its time limit. The log of a stage is
+``OUT/logs/STAGE.log``. ``--rehearse`` runs the stages with the bundled agents.
 
-Processes on one GPU take turns, so eight of them generate no more tokens per second than one with the rows of all.
+Processes on one GPU take turns: eight processes generated only 9% more tokens per second than one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The table of ``docs/real-models.md``, computed from the published samples of Qwen2.5-Coder-0.5B-Instruct on GSM8K.
+"""Compute the tables of ``docs/real-models.md`` from the published samples of Qwen2.5-Coder-0.5B-Instruct on GSM8K.
 
     mas-gym train orm --store benchmarks/real_models/train-cot.db --base features --out models/orm-cot
     python -m benchmarks.real_models.table --orm models/orm-cot
 
-Accuracies of choosing among samples are exact means over all draws; intervals are over problems.
+Accuracies with the majority vote, policy likelihood and ``any`` are exact means over all draws; those with the ORM are
+means over random draws. Intervals are over problems.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ import numpy.typing as npt
 import torch
 
 from mas_gym.policies.base import MIN_TEMPERATURE, Certainty, SamplingRequest
-from mas_gym.policies.local.forward import CausalModel, PrefixStore, Slots
+from mas_gym.policies.local.forward import CausalModel, PrefixStore
+from mas_gym.policies.local.slots import Slots
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -2,8 +2,8 @@
 
 A decode step of a model with half a billion parameters launches several hundred short kernels. Launching them one by
 one takes longer than their execution; a graph launches all of them at once. The shapes and addresses of a graph are
-fixed: rows are padded to a multiple of `_ROWS`, attention reads all allocated columns, and the column to write and the
-lengths of the rows are inputs.
+fixed. Therefore the number of rows is padded to a multiple of `_ROWS`, attention reads all allocated columns of the
+cache, and the column to write and the lengths of the rows are inputs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mas_gym.policies.local.slots import Slots
+
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache
-
-    from mas_gym.policies.local.forward import Slots
 
 _ROWS = 64
 
