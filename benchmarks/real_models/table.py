@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,32 +23,37 @@ from search.store import open_store
 
 FOLDER = Path(__file__).parent
 DRAWS = 10
+AGENTS = {"rpsv": "RPSV", "cot": "`cot`"}
 
 
 class Row(NamedTuple):
-    """A line of the table: accuracy and its probability by problem, and tokens per problem."""
+    """A line of the table: the probability of a correct answer by problem, and the tokens per problem."""
 
-    system: str
-    rule: str
     right: Mapping[str, float]
     tokens: float
 
 
-def sampled(system: str, critics: Mapping[str, search.Critic], ks: tuple[int, ...]) -> list[Row]:
-    """Return the rows of choosing among samples of a system."""
-    found = select(FOLDER / f"samples-{system}.db", critics, ks=ks)
-    return [
-        Row(system, f"{curve.label}, {point.k}", curve.shares[point.k], point.tokens)
-        for curve in found.curves
-        for point in curve.points
-        if point.k > 1 or curve.rule == "majority"
-    ]
+Rows = dict[str, Row]
+"""Rows by their label, such as ``RPSV | sc:5``."""
 
 
-def best(system: str, critic: search.Critic, ks: tuple[int, ...]) -> list[Row]:
+def sampled(system: str, ks: tuple[int, ...]) -> Rows:
+    """Return the rows of choosing among samples by majority vote and by policy likelihood, and the upper limit."""
+    found = select(FOLDER / f"samples-{system}.db", {"policy likelihood": search.PolicyLikelihood()}, ks=ks)
+    rows = {}
+    for curve in found.curves:
+        for k, tokens in ((point.k, point.tokens) for point in curve.points):
+            vote = "single" if k == 1 else f"sc:{k}"
+            label = {"majority": vote, "best": f"bon:{k}, {curve.critic}", "any": f"any of {k}"}[curve.rule]
+            if k > 1 or curve.rule == "majority":
+                rows[f"{AGENTS[system]} | {label}"] = Row(curve.shares[k], tokens)
+    return rows
+
+
+def best(system: str, critic: search.Critic, ks: tuple[int, ...]) -> Rows:
     """Return the rows of a critic that compares the samples of a draw with each other: means over draws."""
     recorded = search.Recorded(FOLDER / f"samples-{system}.db")
-    rows = []
+    rows = {}
     for k in ks:
         right: Counter[str] = Counter()
         tokens = 0
@@ -57,50 +62,50 @@ def best(system: str, critic: search.Critic, ks: tuple[int, ...]) -> list[Row]:
                 right[plan.problem_id] += bool(plan.correct)
                 tokens += plan.usage.generated_tokens
         shares = {problem.id: right[problem.id] / DRAWS for problem in recorded}
-        rows.append(Row(system, f"best + ORM, {k}", shares, tokens / DRAWS / len(shares)))
+        rows[f"{AGENTS[system]} | bon:{k}, ORM"] = Row(shares, tokens / DRAWS / len(shares))
     return rows
 
 
-def searched(system: str, name: str) -> list[Row]:
+def searched(system: str, name: str, label: str) -> Rows:
     """Return the row of a stored run."""
     with open_store(FOLDER / f"{name}.db") as store:
         plans = [plan for info in store.runs() for _, plan in store.searches(info.run)]
     tokens = sum(plan.usage.generated_tokens for plan in plans) / len(plans)
-    return [Row(system, "sbs:5,1 + policy-likelihood", {p.problem_id: float(bool(p.correct)) for p in plans}, tokens)]
+    return {f"{AGENTS[system]} | {label}": Row({plan.problem_id: float(bool(plan.correct)) for plan in plans}, tokens)}
+
+
+PAIRS = (
+    ("`cot` | sc:2", "RPSV | single"),
+    ("`cot` | sc:10", "RPSV | sc:5"),
+    ("`cot` | sc:10", "RPSV | sbs:5,1, policy likelihood"),
+    ("`cot` | sc:20", "RPSV | sc:10"),
+    ("`cot` | bon:10, ORM", "`cot` | sc:10"),
+    ("`cot` | bon:20, ORM", "`cot` | sc:20"),
+)
+
+
+def lines(orm: str) -> Iterator[str]:
+    """Yield the lines of both tables."""
+    rows = sampled("rpsv", (1, 5, 10)) | searched("rpsv", "beam-rpsv", "sbs:5,1, policy likelihood")
+    rows |= sampled("cot", (1, 2, 5, 10, 20)) | best("cot", rewardmodels.load_critic(orm), (5, 10, 20))
+    yield from ("| agents | choice | Hit@1 | 95% interval | TOK |", "|---|---|---|---|---|")
+    for label, row in rows.items():
+        low, high = accuracy_interval(list(row.right.values()), 1)
+        mean = sum(row.right.values()) / len(row.right)
+        yield f"| {label} | {100 * mean:.1f} | {100 * low:.1f} to {100 * high:.1f} | {row.tokens:,.0f} |"
+    yield from ("", "| difference | points | 95% interval | tokens |", "|---|---|---|---|")
+    for a, b in PAIRS:
+        gap = paired_difference(rows[a].right, rows[b].right)
+        names = f"{a} minus {b}".replace(" |", "")
+        tokens = f"{rows[a].tokens:,.0f} and {rows[b].tokens:,.0f}"
+        yield f"| {names} | {100 * gap.mean:+.1f} | {100 * gap.low:+.1f} to {100 * gap.high:+.1f} | {tokens} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orm", required=True, help="critic trained on train-cot.db")
-    likelihood = {"policy-likelihood": search.PolicyLikelihood()}
-    orm = rewardmodels.load_critic(parser.parse_args().orm)
-    rows = [
-        *sampled("rpsv", likelihood, (1, 5, 10)),
-        *searched("rpsv", "beam-rpsv"),
-        *sampled("cot", likelihood, (1, 2, 5, 10, 20)),
-        *best("cot", orm, (5, 10, 20)),
-    ]
-    print("| system | selection, samples | Hit@1 | 95% interval | TOK |\n|---|---|---|---|---|")
-    for row in rows:
-        low, high = accuracy_interval(list(row.right.values()), 1)
-        mean = 100 * sum(row.right.values()) / len(row.right)
-        print(f"| {row.system} | {row.rule} | {mean:.1f} | {100 * low:.1f} to {100 * high:.1f} | {row.tokens:,.0f} |")
-    print("\n| difference at about equal tokens | points | 95% interval | tokens |\n|---|---|---|---|")
-    by_name = {(row.system, row.rule): row for row in rows}
-    for one, other in (
-        (("cot", "majority, 2"), ("rpsv", "majority, 1")),
-        (("cot", "majority, 10"), ("rpsv", "majority, 5")),
-        (("cot", "majority, 10"), ("rpsv", "sbs:5,1 + policy-likelihood")),
-        (("cot", "majority, 20"), ("rpsv", "majority, 10")),
-        (("cot", "best + ORM, 10"), ("cot", "majority, 10")),
-        (("cot", "best + ORM, 20"), ("cot", "majority, 20")),
-    ):
-        a, b = by_name[one], by_name[other]
-        gap = paired_difference(a.right, b.right)
-        print(
-            f"| {' '.join(one)} minus {' '.join(other)} | {100 * gap.mean:+.1f} | {100 * gap.low:+.1f} to "
-            f"{100 * gap.high:+.1f} | {a.tokens:,.0f} and {b.tokens:,.0f} |"
-        )
+    for line in lines(parser.parse_args().orm):
+        print(line)
 
 
 if __name__ == "__main__":
