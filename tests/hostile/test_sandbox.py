@@ -257,6 +257,11 @@ def test_tests_that_run_no_test_fail(tests: str) -> None:
     assert "no test ran" in run_tests("def f(x): return 2 * x", tests, limits).reason
 
 
+def test_unit_test_that_its_decorator_skips_does_not_fail_the_others() -> None:
+    tests = UNIT.replace("unittest.main()", "    @unittest.skip('')\n    def test_g(self): g()\nunittest.main()")
+    assert run_tests("def f(x): return 2 * x", tests, Limits(seconds=PATIENT, sandbox="none")).passed
+
+
 VALUES = [
     ("assert f(2) == 4 and not f(0)", "assert f(2) == 4 and f(0)"),
     ("assert f('a') == 'aa', 'twice'", "assert f('a') == 'ab'"),

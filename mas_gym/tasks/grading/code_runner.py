@@ -270,8 +270,8 @@ class _Suite:
 def _declared(skipped: tuple[Any, str]) -> bool:
     """Return whether a decorator in the tests, not an exception of the code, skipped a test."""
     test, _ = skipped
-    method = getattr(test, getattr(test, "_testMethodName", ""), None)
-    return any(getattr(part, "__unittest_skip__", False) for part in (type(test), method))
+    methods = (vars(kind).get(vars(test).get("_testMethodName")) for kind in type(test).__mro__)
+    return any("__unittest_skip__" in dir(part) for part in (type(test), *methods))
 
 
 def _restore(before: list[tuple[Any, dict[str, object]]]) -> None:
