@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import first_errors as data_set
+import mas_gym
+import search
+from benchmarks.tiny.truth import first_error
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, CriticError, DataError
+from mas_gym.policies import load_policy
 from search import ConstantCritic, PolicyLikelihood, ScoringContext
 from search.compare import bench_critic
 from search.compare.blame import falls, largest_fall
@@ -141,21 +144,38 @@ def test_steps_in_an_illegal_order_are_rejected(tmp_path: Path) -> None:
         bench_critic(Marks(), written(tmp_path / "t.jsonl", [row]), threshold=0.0)
 
 
-@pytest.mark.slow
+def labeled_passes(number: int) -> list[dict[str, Any]]:
+    """Return single passes of the bundled agents over Ordering, with their first errors."""
+    task, mas = mas_gym.load_task("ordering", split="test", limit=number), mas_gym.load_mas("logic")
+    rows = []
+    for plan in search.run("single", task, mas=mas, policy=load_policy("tiny"), seed=14):
+        problem, nodes = task.problem(plan.problem_id), [plan.tree[node] for node in plan.tree.path(plan.best.node)[1:]]
+        spoken = [(mas.agents[node.state.speaker].name, node.state.text) for node in nodes]
+        error = first_error(problem, spoken)
+        rows.append(
+            {
+                "problem": problem.question,
+                "steps": [text for _, text in spoken],
+                "label": NOBODY if error is None else error.place,
+                "agents": [agent for agent, _ in spoken],
+                "mas": mas.name,
+                "tokens": [node.tokens for node in nodes],
+                "logprobs": [node.logprob for node in nodes],
+            }
+        )
+    return rows
+
+
 def test_bench_critic_command_evaluates_a_data_set(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    assert data_set.write(tmp_path, 16, (14,)) == 16
-    rows = read_labeled_file(tmp_path / "ordering" / "test.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data, out = tmp_path / "test.parquet", tmp_path / "b.json"
+    parquet.write_table(pyarrow.Table.from_pylist(labeled_passes(6)), data)
+    rows = read_labeled_file(data)
     assert len(rows) == 6
     assert {one.mas for one in rows} == {"logic"}
-    card = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("---\nlicense: mit\n")
-    assert "| arithmetic | test | 6 |" in card
-    out = tmp_path / "b.json"
     command = ["bench-critic", "--critic", "constant:0", "--critic", "policy-likelihood", "--threshold", "0.48"]
-    done = CliRunner().invoke(
-        app, [*command, "--data", str(tmp_path / "ordering" / "test.parquet"), "--json", str(out)]
-    )
+    done = CliRunner().invoke(app, [*command, "--data", str(data), "--json", str(out)])
     assert done.exit_code == 0, done.output
     assert "6 transcripts measured" in done.output
     first, second = json.loads(out.read_text(encoding="utf-8"))["critics"]
