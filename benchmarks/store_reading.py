@@ -26,7 +26,7 @@ import search
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search.store.row_conversion import seal_run, search_id
+from search.store.search_rows import seal_run, search_id
 from search.store.table_schema import FORMAT, ROW, checksum
 
 REAL = 25

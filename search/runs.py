@@ -20,13 +20,13 @@ from search.budget import Budget
 from search.engine.journal import Journal
 from search.engine.run import Run
 from search.engine.scheduler import Scheduler
-from search.models.base import Models
+from search.models.base import ModelSource
 from search.option_rules import check_options
 from search.planners.registry import load_planner
 from search.progress import Progress, listener
 from search.protocol import Critic, Planner
 from search.setup import RunSpec, Sampling, make_setup, warn_of_misuse
-from search.store.resume import open_run_writer
+from search.store.run_writer import open_run_writer
 from search.store.store import Store
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def load_spec(
     described = [given.pop("mas")] if "mas" in given else []
     for name in filter(given.__contains__, _MODELS):
         given["models"] = resolve_name(_MODELS[name])(given.pop(name), *described)
-    models: Models | None = given.get("models")
+    models: ModelSource | None = given.get("models")
     if models is None and not described:
         raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
     mas = given["mas"] = load_mas(*described) if models is None else models.mas

@@ -20,7 +20,7 @@ from rewardmodels import load_critic
 from rewardmodels.model.feature_critic import FEATURES, FeatureModel
 from rewardmodels.tiny_critics import TINY_MASPRM
 from search.protocol import ScoringContext
-from search.store.row_conversion import seal_run
+from search.store.search_rows import seal_run
 from search.store.table_schema import CHECKSUM, FORMAT, digest
 
 INDEX = "model.safetensors.index.json"

@@ -49,8 +49,8 @@ from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
-from search.store.resume import RunWriter
 from search.store.run_lock import RunLock
+from search.store.run_writer import RunWriter
 from search.store.table_schema import FORMAT
 
 RPSV = chain(4)
@@ -386,7 +386,7 @@ def test_ctrl_c_during_a_write_loses_no_other_search(
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("search.store.resume.transaction", interrupted)
+    monkeypatch.setattr("search.store.run_writer.transaction", interrupted)
     plans = run(path, count=6)
     with pytest.raises(KeyboardInterrupt):
         list(plans)

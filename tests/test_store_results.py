@@ -21,8 +21,8 @@ from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search import Plan, open_store
 from search.compare.reliability import ScoredStates
 from search.results.outcomes import outcome_of, totals_of
-from search.store import regrade, row_conversion
-from search.store.row_conversion import Document, StoredCandidate, seal_run
+from search.store import regrade, search_rows
+from search.store.search_rows import Document, StoredCandidate, seal_run
 from search.store.table_schema import CHECKSUM, FORMAT, digest
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
@@ -225,7 +225,7 @@ def test_document_of_wrong_types_with_a_right_checksum_is_reported(store: Path, 
 
 
 def test_document_that_expands_beyond_the_limit_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_conversion, "MOST_BYTES", 100)
+    monkeypatch.setattr(search_rows, "MOST_BYTES", 100)
     with open_store(store) as opened, pytest.raises(StoreError, match="more than 0 MiB"):
         list(opened.plans("stopped"))
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search.store.row_conversion import Document
+from search.store.search_rows import Document
 
 BINS = 10
 

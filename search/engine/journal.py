@@ -14,7 +14,7 @@ from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.progress import Listener, Progress
 from search.setup import Setup
-from search.store.resume import RunWriter
+from search.store.run_writer import RunWriter
 from search.usage import Usage
 
 logger = logging.getLogger("search")

@@ -33,8 +33,8 @@ from search.progress import Listener, listener
 from search.protocol import Critic, Planner, as_critic
 from search.runs import FROM_CONFIG, FleetSettings, FromConfig, config_policies, load_spec, shows
 from search.setup import RunSpec, make_setup
-from search.store.resume import open_run_writer
 from search.store.run_identity import engine_identity
+from search.store.run_writer import open_run_writer
 from search.usage import Usage
 
 if TYPE_CHECKING:

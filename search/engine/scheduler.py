@@ -22,7 +22,7 @@ from mas_gym.internal.event_loop import Threads, on_engine_loop
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.tasks.base import Problem
 from search.budget import Allowance, Budget, Cost
-from search.engine.batching import Batches
+from search.engine.critic_batches import CriticBatches
 from search.engine.one_search import ActiveSearch
 from search.grading import ProblemGrader
 from search.models.base import MakeModel, SampleOrigin
@@ -188,7 +188,7 @@ class Scheduler(Searcher):
         super().__init__(setup.concurrency, setup.run_budget, setup.budget)
         self.waiting = self._calls = self._rows = 0
         self._setup, policy = setup, setup.policy
-        self._batches = Batches(setup.critic, self._batch_is_full)
+        self._batches = CriticBatches(setup.critic, self._batch_is_full)
         self._policy = policy
         self._opened = ExitStack()
         self._make_model: MakeModel = partial(PlayedModel, sample=self._sample, tags=policy.tags)

@@ -3,10 +3,10 @@
 | module | purpose |
 |---|---|
 | `store` | reads and exports runs |
-| `resume` | loads a run's finished searches and writes new ones |
+| `run_writer` | loads a run's finished searches and writes new ones |
 | `run_identity` | defines the data that determines a run's results |
 | `run_lock` | allows only one writer per run |
-| `row_conversion` | writes and reads the rows of runs and searches |
+| `search_rows` | writes and reads the rows of runs and searches |
 | `table_schema` | defines the tables and their checksums |
 | `read_results` | reads the results for tables, without the trees |
 | `regrading`, `stored_grades` | grade stored searches again; read these grades |

@@ -15,7 +15,7 @@ from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same
 from search.results.run_info import RunInfo
-from search.store.row_conversion import Document
+from search.store.search_rows import Document
 from search.tree import Node, Tree
 
 SCHEMA = 3

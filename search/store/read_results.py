@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import repeat
 
 from search.results.outcomes import Outcome, Totals
-from search.store.row_conversion import Columns
+from search.store.search_rows import Columns
 from search.store.table_schema import CHECKSUM, from_text
 from search.usage import Usage
 

@@ -18,11 +18,11 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
-from search.models.base import MakeModel, Models, Report, Sample
+from search.models.base import MakeModel, ModelSource, Report, Sample
 from search.models.recorded import RecordedModel, RecordedTree, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.setup import Setup
-from search.store.row_conversion import problem_of
+from search.store.search_rows import problem_of
 from search.store.store import Store
 from search.store.table_schema import digest
 
@@ -30,7 +30,7 @@ _WORLDS = 4096
 """Maximum number of worlds kept in memory."""
 
 
-class Recorded(Sequence[Problem], Models):
+class Recorded(Sequence[Problem], ModelSource):
     """A recorded run, imported or searched by MAS-Gym, that `search.run` and `search.compare` can search.
 
     `search.Propose` returns messages recorded at a state, each at most once per search. The seed of the new run

@@ -20,7 +20,7 @@ from mas_gym.internal.database import transaction
 from mas_gym.internal.identity import identity_of
 from mas_gym.tasks.base import Grade, Grader, Problem
 from search.results.run_info import RunInfo
-from search.store.row_conversion import Document, search_id
+from search.store.search_rows import Document, search_id
 from search.store.store import Store
 from search.store.stored_grades import Node
 from search.store.table_schema import FORMAT, checksum, digest, explained

@@ -29,7 +29,7 @@ from search.results.outcomes import Outcome, Totals
 from search.results.run_info import RunInfo, one_setting
 from search.store.exports import preferences, to_dataset, write_parquet
 from search.store.read_results import outcomes_of, totals
-from search.store.row_conversion import (
+from search.store.search_rows import (
     Columns,
     Document,
     Row,

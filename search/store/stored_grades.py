@@ -12,7 +12,7 @@ from mas_gym.errors import StoreError
 from search.plan import Plan
 from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo
-from search.store.row_conversion import Row, document_of
+from search.store.search_rows import Row, document_of
 from search.store.table_schema import Damage, checksum, digest
 
 Grades = Mapping[int | None, tuple[str | None, bool]]

@@ -43,9 +43,9 @@ from mas_gym.tasks.grading.numbers import parse_number
 from search.grading import ProblemGrader
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RECORDED, is_recorded
-from search.store.resume import RunWriter
-from search.store.row_conversion import search_id
 from search.store.run_identity import FORM
+from search.store.run_writer import RunWriter
+from search.store.search_rows import search_id
 from search.store.staged_logs import BATCH, STAGING, START, StagedSample, Staging
 from search.store.store import Store
 from search.store.table_schema import FORMAT

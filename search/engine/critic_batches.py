@@ -20,7 +20,7 @@ _TURNS = 5
 Waiting = OrderedDict[asyncio.Future[Scores], Sequence[ScoringContext]]
 
 
-class Batches:
+class CriticBatches:
     """Runs a critic's batches: on the event loop's thread, or on another one if the critic is concurrent."""
 
     def __init__(self, critic: Critic | None, policy_is_full: Callable[[], bool]) -> None:

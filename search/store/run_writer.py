@@ -23,7 +23,9 @@ from search.models.base import SampleOrigin
 from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.setup import Setup
-from search.store.row_conversion import (
+from search.store.run_identity import config_differences, named_alike, run_config, run_facts
+from search.store.run_lock import RunLock
+from search.store.search_rows import (
     metadata_text,
     plan_of,
     read_columns,
@@ -35,8 +37,6 @@ from search.store.row_conversion import (
     snapshot,
     write_search,
 )
-from search.store.run_identity import config_differences, named_alike, run_config, run_facts
-from search.store.run_lock import RunLock
 from search.store.table_schema import FORMAT, Damage, digest, explained
 from search.usage import Usage
 
