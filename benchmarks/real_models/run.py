@@ -61,10 +61,11 @@ def stages(given: Setting, out: Path) -> list[Stage]:
     def rollouts(name: str, system: str, planner: str) -> Stage:
         return Stage(name, (), f"rollouts {system} {train} --planner {planner} --seed 14 --store {out}/{name}.db")
 
-    def row(name: str, system: str, planner: str, split: str = test, critic: str = LIKELIHOOD) -> Stage:
-        needs, guide = ((), critic) if critic == LIKELIHOOD else ((critic,), f"{out}/{critic}")
-        words = f"eval {system} {split} --seeds 14 --planner {planner} --critic {guide} --store {out}/{name}.db"
-        return Stage(f"{name}-{critic}", needs, words)
+    def row(name: str, system: str, planner: str, critic: str = "", split: str = test) -> Stage:
+        guide = "" if not critic else f"--critic {critic if critic == LIKELIHOOD else out / critic}"
+        words = f"eval {system} {split} --seeds 14 --planner {planner} {guide} --store {out}/{name}.db"
+        needs = () if critic in ("", LIKELIHOOD) else (critic,)
+        return Stage(f"{name}-{critic}" if needs else name, needs, words)
 
     def trained(name: str, store: str, words: str, settings: str) -> Stage:
         options = " ".join(f"--set {one}" for one in f"{given.training} {settings}".split())
@@ -73,14 +74,12 @@ def stages(given: Setting, out: Path) -> list[Stage]:
 
     def valued(name: str, planner: str, critic: str) -> Stage:
         words = f"eval --recorded {out}/{name}.db --distinct --planner {planner} --critic {out}/{critic} --seeds 14"
-        return Stage(
-            f"{name}-values-{critic}", (f"{name}-{LIKELIHOOD}", critic), f"{words} --store {out}/{name}-{critic}.db"
-        )
+        return Stage(f"{name}-values-{critic}", (name, critic), f"{words} --store {out}/{name}-{critic}.db")
 
     return [
         rollouts("train", team, "mcts:20,3"),
         rollouts("train-cot", one, "mcts:16,16"),
-        row("tree", team, "sbs:3,1000"),
+        row("tree", team, "sbs:3,1000", LIKELIHOOD),
         row("cot", one, "sc:20"),
         trained("masprm", "train", "masprm --head bt", "anchor=1 epochs=1"),
         trained("orm", "train", "orm --head bce", "epochs=2"),
@@ -91,11 +90,11 @@ def stages(given: Setting, out: Path) -> list[Stage]:
         valued("team", "bon:10", "orm"),
         valued("cot", "bon:20", "orm-cot"),
         *(
-            row(name, team, planner, critic=critic)
+            row(name, team, planner, critic)
             for name, planner in (("mcts", "mcts:10,3"), ("sbs", "sbs:5,1"), ("beams", "sbs:5,3"))
             for critic in (LIKELIHOOD, "masprm", "orm")
         ),
-        row("dev", team, "sbs:3,1000", dev),
+        row("dev", team, "sbs:3,1000", LIKELIHOOD, dev),
         trained("masprm-mse", "train", "masprm --head mse", "epochs=1"),
         *(valued("dev", "sbs:3,1000", critic) for critic in ("masprm", "orm", "masprm-mse")),
     ]
