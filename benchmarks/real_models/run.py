@@ -61,8 +61,12 @@ def stages(given: Setting, out: Path) -> list[Stage]:
     def rollouts(name: str, system: str, planner: str) -> Stage:
         return Stage(name, (), f"rollouts {system} {train} --planner {planner} --seed 14 --store {out}/{name}.db")
 
+    def loaded(critic: str, planner: str) -> str:
+        # Beam search also scores unfinished transcripts, for which an ORM was not trained.
+        return f"{out / critic}#prefixes=true" if critic == "orm" and planner.startswith("sbs") else str(out / critic)
+
     def row(name: str, system: str, planner: str, critic: str = "", split: str = test) -> Stage:
-        guide = "" if not critic else f"--critic {critic if critic == LIKELIHOOD else out / critic}"
+        guide = "" if not critic else f"--critic {critic if critic == LIKELIHOOD else loaded(critic, planner)}"
         words = f"eval {system} {split} --seeds 14 --planner {planner} {guide} --store {out}/{name}.db"
         needs = () if critic in ("", LIKELIHOOD) else (critic,)
         return Stage(f"{name}-{critic}" if needs else name, needs, words)
@@ -73,7 +77,8 @@ def stages(given: Setting, out: Path) -> list[Stage]:
         return Stage(name, (store,), words)
 
     def valued(name: str, planner: str, critic: str) -> Stage:
-        words = f"eval --recorded {out}/{name}.db --distinct --planner {planner} --critic {out}/{critic} --seeds 14"
+        guide = loaded(critic, planner)
+        words = f"eval --recorded {out}/{name}.db --distinct --planner {planner} --critic {guide} --seeds 14"
         return Stage(f"{name}-values-{critic}", (name, critic), f"{words} --store {out}/{name}-{critic}.db")
 
     return [
