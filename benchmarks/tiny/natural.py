@@ -23,8 +23,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from mas_gym.policies.seeds import derive_seed
-
 from benchmarks.paper.page import markdown_table, percent, span
 from benchmarks.tiny.data import WIDTH, Batch, Packed, pack, pooled
 from benchmarks.tiny.stories import Reworded, Stories, StoriesOfLength, transcript
@@ -32,6 +30,7 @@ from benchmarks.tiny.train import parser as training_parser
 from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
 from mas_gym.policies import Policy, SamplingRequest, load_policy
+from mas_gym.policies.base import derive_seed
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import load_mas
 from mas_gym.systems.prompts import chat_messages
