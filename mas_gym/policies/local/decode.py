@@ -378,7 +378,7 @@ class Decoder:
         uniform = uniforms(self._seeds[rows], self._count[rows])
         tolerance = _TOLERANCE if self._model.exact else 0.0
         drawn = draw(logits, self._temperature[rows], self._top_p[rows], uniform, tolerance)
-        if drawn.doubtful.any():
+        if self._model.exact and drawn.doubtful.any():
             for place in np.flatnonzero(drawn.doubtful):
                 self._settle(drawn, int(place), int(rows[place]), uniform[place : place + 1])
         self._tokens[rows, self._count[rows]] = drawn.tokens
