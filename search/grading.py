@@ -22,7 +22,7 @@ _QUICK = ("number", "choice", "text", "regex")
 _TOGETHER = 8
 
 
-def final_text(state: MASState) -> str:
+def last_text(state: MASState) -> str:
     """Return the graded text of a terminal state: its last message, or ``""`` if it has no legal recipient.
 
     A message that names no legal recipient ends the episode without an answer (`mas_gym.Dynamics.failure`).
@@ -63,7 +63,7 @@ class ProblemGrader:
     def key(self, state: MASState) -> str:
         """Return a terminal state's key for the other methods: its final text, or the key of its recorded grade."""
         key = state.digest.hex() if self._recorded else ""
-        return key if key in self._recorded else final_text(state)
+        return key if key in self._recorded else last_text(state)
 
     def extract(self, text: str) -> str | None:
         """Return the normalized answer in a message, without using the reference."""

@@ -20,7 +20,7 @@ from search.budget import Budget
 from search.engine.journal import Journal
 from search.engine.run import Run
 from search.engine.scheduler import Scheduler
-from search.models.base import ModelSource
+from search.models.base import SearchSource
 from search.option_rules import check_options
 from search.planners.registry import load_planner
 from search.progress import Progress, listener
@@ -39,7 +39,7 @@ FROM_CONFIG: FromConfig = "from-config"
 """In place of a policy: the policies that the MAS config names. A config alone cannot make a run use them."""
 
 _MODELS = {"program": "search.models.programs:load_models", "recorded": "search.store.recorded_runs:as_recorded"}
-"""The arguments that replace the system or the policy, and the functions that load their `search.models.base.Models`.
+"""The arguments that replace the system or the policy, and the functions that load their `SearchSource`.
 
 A table, because it has the fewest lines: the modules are imported only for the argument, and nothing needs to be
 installed or imported first, as for entry points or a registry that modules fill.
@@ -127,7 +127,7 @@ def load_spec(
     described = [given.pop("mas")] if "mas" in given else []
     for name in filter(given.__contains__, _MODELS):
         given["models"] = resolve_name(_MODELS[name])(given.pop(name), *described)
-    models: ModelSource | None = given.get("models")
+    models: SearchSource | None = given.get("models")
     if models is None and not described:
         raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
     mas = given["mas"] = load_mas(*described) if models is None else models.mas

@@ -81,7 +81,7 @@ class RunSpec:
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
         critic: Scores states; not needed by planners that request no values.
         models: What is searched in place of the system played by the policy, such as an agent program or a recorded run
-            (`search.models.base.ModelSource`); None for the system.
+            (`search.models.base.SearchSource`); None for the system.
         seed: Together with the problem's id, determines every sample and every choice of a search.
         sampling: Temperature, top-p and token limit; the paper's settings by default.
         budget: Limits of each search. A search that reaches a limit returns its best plan so far, or fails.

@@ -119,6 +119,7 @@ def test_credited_samples_contain_scaled_credit_and_sampled_tokens(store: Path, 
     assert all(len(one.trace.completion) == len(one.trace.logprobs) > 0 for one in samples)
 
 
+@pytest.mark.parametrize("method", ["value", "control-variate", "value-baseline"])
 def test_value_based_credit_methods_require_a_critic(store: Path, method: str) -> None:
     from rewardmodels import load_critic
 

@@ -21,7 +21,7 @@ from search.compare.imported_transcripts import read_labeled
 from search.report.report import write_report
 from search.report.report_data import read_reports
 from search.results.summary import hit_differences
-from search.store import regrade, resume
+from search.store import regrade, run_writer
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -289,7 +289,7 @@ def test_samples_in_separate_equal_files_are_imported_once_each(tmp_path: Path) 
 def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [said(("A", f"Final Answer: {n}"), question=f"Number {n}?", answer=str(n)) for n in range(250)]
     path, store = write(tmp_path / "log.jsonl", *rows), tmp_path / "runs.db"
-    written = resume.write_search
+    written = run_writer.write_search
     calls: list[int] = []
 
     def stop(*arguments: Any) -> bytes:
@@ -299,7 +299,7 @@ def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return written(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resume, "write_search", stop)
+        patch.setattr(run_writer, "write_search", stop)
         with pytest.raises(KeyboardInterrupt):
             search.import_transcripts(path, store)
     assert len(plans(store)) == 100

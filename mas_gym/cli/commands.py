@@ -200,7 +200,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "bench-critic": (
         "mas_gym.cli.bench_critic:bench_critic",
-        "mas-gym bench-critic --critic tiny-masprm --data first-errors/arithmetic/test.parquet",
+        "mas-gym bench-critic --critic tiny-masprm --data transcripts.jsonl",
         "mas-gym bench-critic --critic prm:MODEL --critic judge:POLICY --data processbench/gsm8k.json",
     ),
     "calibrate": (

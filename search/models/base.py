@@ -117,7 +117,7 @@ MakeModel = Callable[[Setup, Problem, Report], SearchModel]
 """Returns the model of a search."""
 
 
-class ModelSource(ABC):
+class SearchSource(ABC):
     """What a run searches in place of a system played by its policy, such as an agent program or a recorded run.
 
     Attributes:

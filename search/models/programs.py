@@ -15,7 +15,7 @@ from mas_gym.programs.replay import ProgramSession
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
-from search.models.base import MakeModel, Messages, ModelSource, Report, Sample
+from search.models.base import MakeModel, Messages, Report, Sample, SearchSource
 from search.models.played import PlayedModel
 from search.plan import Plan
 from search.protocol import Model
@@ -112,7 +112,7 @@ async def _arrival(start: Callable[[Then], None]) -> MASState:
 
 
 @dataclass(frozen=True)
-class ProgramModels(ModelSource):
+class ProgramModels(SearchSource):
     """Models of an agent program.
 
     Attributes:

@@ -187,8 +187,8 @@ class Search:
         kind: ValueKind = "process" if planner.values == "auto" else planner.values
         self.planner, self.model, self.kind = planner, model, kind
         self.tree = Tree(root)
-        self.steps = kind in ("process", "likelihood")
-        self.virtual = self.steps if planner.virtual_visits is None else planner.virtual_visits
+        self.scores_steps = kind in ("process", "likelihood")
+        self.virtual = self.scores_steps if planner.virtual_visits is None else planner.virtual_visits
         self.bootstrap = planner.leaf == "bootstrap"
         default = TRAINING_C_UCT if kind == "reward" else INFERENCE_C_UCT
         self.c_uct = self.first_c = default if planner.c_uct is None else planner.c_uct
@@ -203,7 +203,7 @@ class Search:
         self.terminals: list[int] = []
         self.calls = self.tokens = 0
         self.curve: list[AnytimePoint] = []
-        self.checks = StopChecks(planner.stop, self.tree, not self.steps)
+        self.checks = StopChecks(planner.stop, self.tree, not self.scores_steps)
 
     def run(self) -> Steps[None]:
         """Run the simulations one after another."""
@@ -298,13 +298,13 @@ class Search:
             return False
         fresh = append_distinct(tree, self.model, node, proposals, self.same)
         self.leads.extend(bytes(len(fresh)))
-        if self.steps:
+        if self.scores_steps:
             yield from evaluate(tree, fresh)
         for child in fresh:
             if self.virtual:
                 tree.visits[child] = 1
                 tree.totals[child] = tree.values[child]
-            if self.steps and tree.is_terminal(child):
+            if self.scores_steps and tree.is_terminal(child):
                 self.found([*path, child])
         return True
 
@@ -453,7 +453,7 @@ class ParallelSearch(Search):
     def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
         """Start with only the root."""
         super().__init__(planner, model, root)
-        self.worst = math.inf if self.steps else -1.0
+        self.worst = math.inf if self.scores_steps else -1.0
         self.losses: Counter[int] = Counter()
         self.spent = False
 
@@ -518,7 +518,7 @@ class ParallelSearch(Search):
     def expand(self, path: list[int], count: int | None = None) -> Flight:
         """Expand, and update the worst value."""
         done = yield from super().expand(path, count)
-        if done and self.steps:
+        if done and self.scores_steps:
             self.worst = min(self.worst, *(self.tree.values[child] for child in self.tree.children(path[-1])))
         return done
 

@@ -55,7 +55,7 @@ def turns_left(model: Model, state: MASState) -> int:
     return max(1, model.max_depth - state.depth)
 
 
-def finish(tree: Tree, model: Model, node: int) -> Steps[int]:
+def finish_path(tree: Tree, model: Model, node: int) -> Steps[int]:
     """Extend a path one message at a time and return its terminal node."""
     while not tree.is_terminal(node):
         [[proposal]] = yield [Propose(tree.states[node], 1)]
@@ -85,7 +85,7 @@ def grow_chains(tree: Tree, model: Model, count: int, earlier: Sequence[int] = (
         except BudgetError:
             chains = [node for node in chains if tree.is_terminal(node)]
             if not ends and not chains:
-                chains = [(yield from finish(tree, model, len(tree) - 1))]
+                chains = [(yield from finish_path(tree, model, len(tree) - 1))]
             return ends + chains
         ends += chains
         if len(chains) < group:

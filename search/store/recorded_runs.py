@@ -18,7 +18,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
-from search.models.base import MakeModel, ModelSource, Report, Sample
+from search.models.base import MakeModel, Report, Sample, SearchSource
 from search.models.recorded import RecordedModel, RecordedTree, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.setup import Setup
@@ -30,7 +30,7 @@ _WORLDS = 4096
 """Maximum number of worlds kept in memory."""
 
 
-class Recorded(Sequence[Problem], ModelSource):
+class Recorded(Sequence[Problem], SearchSource):
     """A recorded run, imported or searched by MAS-Gym, that `search.run` and `search.compare` can search.
 
     `search.Propose` returns messages recorded at a state, each at most once per search. The seed of the new run
