@@ -1,7 +1,7 @@
-"""Agent calls per second that the scheduler makes with a policy that answers at once, and its memory.
+"""Agent calls per second that the scheduler makes with a policy that replies immediately, and its memory.
 
     python -m benchmarks.scheduler                      # calls per CPU second with a store
-    python -m benchmarks.scheduler --busy 3             # and the rate beside three busy loops, against the quiet rate
+    python -m benchmarks.scheduler --busy 3             # also the rate while three busy loops run
     python -m benchmarks.scheduler --searches 200000    # memory while searches end; a store holds them
 
 Memory is the resident set after each tenth of the searches. The script needs psutil.
@@ -56,7 +56,7 @@ def measured(planner: str, searches: int) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=2000)
-    parser.add_argument("--busy", type=int, default=0, help="busy loops beside the second measurement")
+    parser.add_argument("--busy", type=int, default=0, help="number of busy loops during a second measurement")
     parser.add_argument("--planner", nargs="*", default=["single", "mcts:10,3"])
     given = parser.parse_args()
     for planner in given.planner:
@@ -67,9 +67,9 @@ def main() -> None:
             with ExitStack() as loops:
                 for _ in range(given.busy):
                     loops.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
-                beside = measured(planner, given.searches)
-            ratio = beside.calls / beside.seconds / (one.calls / one.seconds)
-            print(f"  beside {given.busy} busy loops: {ratio:.2f} of the rate", flush=True)
+                loaded = measured(planner, given.searches)
+            ratio = loaded.calls / loaded.seconds / (one.calls / one.seconds)
+            print(f"  with {given.busy} busy loops running: {ratio:.2f} of the rate", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ LIKELIHOOD = "policy-likelihood"
 
 
 class Stage(NamedTuple):
-    """A command and the stages whose results it reads."""
+    """A command, and the names of the stages that must finish before it."""
 
     name: str
     needs: tuple[str, ...]

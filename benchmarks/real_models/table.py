@@ -74,7 +74,21 @@ def searched(system: str, name: str, label: str) -> Rows:
     return {f"{AGENTS[system]} | {label}": Row({plan.problem_id: float(bool(plan.correct)) for plan in plans}, tokens)}
 
 
+def cut(system: str) -> float:
+    """Return the share of transcripts in which the token limit ended a message."""
+    with open_store(FOLDER / f"samples-{system}.db") as store:
+        plans = [plan for info in store.runs() for _, plan in store.searches(info.run)]
+    found = [
+        any(plan.tree[node].finish_reason == "length" for node in plan.tree.path(candidate.node)[1:])
+        for plan in plans
+        for candidate in plan.candidates
+    ]
+    return sum(found) / len(found)
+
+
 PAIRS = (
+    ("RPSV | single, the paper's limits", "RPSV | single"),
+    ("RPSV | single, the paper's limits", "`cot` | sc:2"),
     ("`cot` | sc:2", "RPSV | single"),
     ("`cot` | sc:10", "RPSV | sc:5"),
     ("`cot` | sc:10", "RPSV | sbs:5,1, policy likelihood"),
@@ -87,12 +101,18 @@ PAIRS = (
 def lines(orm: str) -> Iterator[str]:
     """Yield the lines of both tables."""
     rows = sampled("rpsv", (1, 5, 10)) | searched("rpsv", "beam-rpsv", "sbs:5,1, policy likelihood")
+    rows |= searched("rpsv", "pass-rpsv", "single, the paper's limits")
     rows |= sampled("cot", (1, 2, 5, 10, 20)) | best("cot", rewardmodels.load_critic(orm), (5, 10, 20))
     yield from ("| agents | choice | Hit@1 | 95% interval | TOK |", "|---|---|---|---|---|")
     for label, row in rows.items():
         low, high = accuracy_interval(list(row.right.values()), 1)
         mean = sum(row.right.values()) / len(row.right)
         yield f"| {label} | {100 * mean:.1f} | {100 * low:.1f} to {100 * high:.1f} | {row.tokens:,.0f} |"
+    team, one = (f"{100 * cut(system):.0f}%" for system in AGENTS)
+    yield from (
+        "",
+        f"A token limit ended at least one message in {team} of RPSV's transcripts and in {one} of those of `cot`.",
+    )
     yield from ("", "| difference | points | 95% interval | tokens |", "|---|---|---|---|")
     for a, b in PAIRS:
         gap = paired_difference(rows[a].right, rows[b].right)
