@@ -347,6 +347,31 @@ def test_mse_and_bce_heads_learn(base: Path, tmp_path: Path, kind: str, head: st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("head", "anchor"), [("bt", 0.0), ("bt", 1.0), ("mse", 0.0)])
+def test_head_on_a_frozen_backbone_learns(
+    base: Path, data: RewardData, tmp_path: Path, head: Any, anchor: float
+) -> None:
+    points = collect(grove(), "points")
+    rows = data if head == "bt" else points
+    made = train(rows, tmp_path, base=str(base), points=points, frozen=True, head=head, anchor=anchor, device="cpu")
+    before, after = model_of(base)[0].model.state_dict(), model_of(tmp_path)[0].model.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    held = split(rows, made.info.settings["held_out"])[1].examples
+    critic = LearnedCritic(tmp_path, device="cpu")
+    encoded = critic._encoder.encode_parts([example.chosen for example in held])
+    scores = np.tanh(critic._scorer.logits(encoded, [False] * len(encoded)))
+    if head == "bt":
+        assert made.info.metrics["accuracy"] > 0.8
+    else:
+        # The saved critic has the head that was measured.
+        assert np.mean((scores - [example.chosen_target for example in held]) ** 2) == pytest.approx(
+            made.info.metrics["mse"], rel=1e-4
+        )
+        assert made.info.metrics["correlation"] > 0.7
+    again = train(rows, tmp_path / "again", base=str(base), points=points, frozen=True, head=head, anchor=anchor)
+    assert again.info.metrics == made.info.metrics
+
+
 def test_anchor_loss_moves_scores_to_the_targets(base: Path, data: RewardData, tmp_path: Path) -> None:
     points = collect(grove(), "points")
     gaps = []

@@ -218,13 +218,20 @@ def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
     Returns:
         Raw logits in float32 (float64 for a float64 model), shape (K,).
     """
+    return read_head(model, hidden_at(model, batch))
+
+
+def hidden_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
+    """Return the last hidden states at the end of each state, shape (K, hidden size)."""
     out = model(**batch.inputs, use_cache=False, output_hidden_states=True)
-    return read_head(model, out.hidden_states[-1][batch.rows, batch.columns])
+    hidden: torch.Tensor = out.hidden_states[-1][batch.rows, batch.columns]
+    return hidden
 
 
 def read_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """Return the head's logits for last hidden states of shape (K, hidden size)."""
-    logits: torch.Tensor = inner(model).score(hidden)[:, 0]
+    score = inner(model).score
+    logits: torch.Tensor = score(hidden.to(score.weight.dtype))[:, 0]
     # float64 is kept, because it is used when results must not depend on the batch.
     return logits if logits.dtype.itemsize == 8 else logits.float()
 

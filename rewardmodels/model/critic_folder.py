@@ -171,6 +171,9 @@ def load_folder(folder: Path, dtype: torch.dtype | str) -> tuple[PreTrainedModel
     for parameter in model.parameters():
         # Otherwise the weights stay mapped to the file, and change when it is overwritten.
         parameter.data = parameter.data.clone()
+    if model.dtype.itemsize == 2:
+        # In 16 bits, many siblings would have equal logits.
+        model.score.float()
     return model.eval(), tokenizer, info
 
 

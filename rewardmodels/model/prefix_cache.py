@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mas_gym.policies.local.forward import threads_for
 from rewardmodels.data.encode import EncodedState, Ids, Trie, chunks, collate_plain, merge_beginnings
-from rewardmodels.model.backbone import alike, inner, logits_at, probe, read_head, to_device
+from rewardmodels.model.backbone import alike, hidden_at, inner, logits_at, probe, read_head, to_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,14 +109,15 @@ def attend(
 
 
 def forward_parts(model: PreTrainedModel, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run the model over parts and read the head at the end of each.
+    """Run the model over parts.
 
     Args:
         model: A model that `enable_parts` has accepted.
         parts: At least one part; each comes after the parts in its ``above``.
 
     Returns:
-        Raw logits, shape (N,), and for each part the keys and values of its tokens, shape (L, 2, H, S, D).
+        The last hidden state at the end of each part, shape (N, hidden size), and for each part the keys and values of
+        its tokens, shape (L, 2, H, S, D).
     """
     weight = inner(model).score.weight
     device = weight.device
@@ -138,10 +139,8 @@ def forward_parts(model: PreTrainedModel, parts: Sequence[Part]) -> tuple[torch.
         use_cache=False,
         layout=layout,
     )[0]
-    # One row at a time, because the rounding of a product with one column depends on the number of rows.
-    logits = torch.cat([read_head(model, hidden[0, b - 1 : b]) for _, b in spans])
     fresh = torch.stack(layout.fresh)
-    return logits, [fresh[:, :, :, a:b] for a, b in spans]
+    return hidden[0, [b - 1 for _, b in spans]], [fresh[:, :, :, a:b] for a, b in spans]
 
 
 def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
@@ -166,10 +165,10 @@ def enable_parts(model: PreTrainedModel, pad: int) -> bool:
         with torch.inference_mode():
             whole = logits_at(model, to_device(collate_plain(states, pad), backbone.score.weight.device))
             backbone.set_attn_implementation(ATTENTION)
-            logits, fresh = forward_parts(model, [Part(first), Part(second, above=(0,)), Part(third, above=(0,))])
+            ends, fresh = forward_parts(model, [Part(first), Part(second, above=(0,)), Part(third, above=(0,))])
             past = torch.cat((fresh[0], fresh[2]), dim=3)
             rest, _ = forward_parts(model, [Part(fourth, past)])
-            if alike(torch.cat((logits[1:], rest)), whole, backbone.score.weight.dtype):
+            if alike(read_head(model, torch.cat((ends[1:], rest))), whole, backbone.score.weight.dtype):
                 return True
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
         pass
@@ -232,7 +231,7 @@ class PrefixCache:
 
 
 class PrefixScorer:
-    """Computes logits of encoded states.
+    """Computes hidden states and logits of encoded states.
 
     Args:
         model: A scalar model in evaluation mode.
@@ -250,7 +249,13 @@ class PrefixScorer:
         self.counts = Counts()
 
     def logits(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[float]:
-        """Return the logit of each state.
+        """Return the logit of each state; the arguments are those of `hidden`."""
+        with torch.inference_mode(), threads_for(self.parameters):
+            # One row at a time, because the rounding of a product with one column depends on the number of rows.
+            return [float(read_head(self.model, row[None])) for row in self.hidden(states, open_end)]
+
+    def hidden(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[torch.Tensor]:
+        """Return the last hidden state at the end of each state, shape (hidden size,).
 
         Args:
             states: Distinct states.
@@ -262,38 +267,38 @@ class PrefixScorer:
         with torch.inference_mode(), threads_for(self.parameters):
             return self._shared(states, open_end) if self.share else self._whole(states)
 
-    def _whole(self, states: Sequence[EncodedState]) -> list[float]:
-        found = [0.0] * len(states)
+    def _whole(self, states: Sequence[EncodedState]) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = [None] * len(states)
         device = next(self.model.parameters()).device
         order = sorted(range(len(states)), key=lambda i: states[i].length)
         # States are sorted by length, so a chunk is padded to the length of its last state.
         for chunk in chunks(order, [states[i].length for i in order], padded=True):
             batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), device)
             self.counts.encoded += sum(states[i].length for i in chunk)
-            for i, value in zip(chunk, logits_at(self.model, batch).tolist(), strict=True):
+            for i, value in zip(chunk, hidden_at(self.model, batch), strict=True):
                 found[i] = value
         return found
 
-    def _shared(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[float]:
+    def _shared(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[torch.Tensor]:
         trie = merge_beginnings([state.parts for state in states])
         keys = node_keys(trie)
         closed = {end for end, is_open in zip(trie.ends, open_end, strict=True) if not is_open}
         new: dict[int, None] = {}
         for end in trie.ends:
             path = trie.path(end)
-            # The last part is computed even if it is cached: its logit is not cached.
+            # The last part is computed even if it is cached: its hidden state is not cached.
             new.update(dict.fromkeys(path[self._cached([keys[node] for node in path[:-1]]) :]))
-        logits: dict[int, float] = {}
+        found: dict[int, torch.Tensor] = {}
         for nodes in chunks(list(new), [len(trie.parts[node]) for node in new]):
-            logits.update(self._forward(trie, keys, nodes, closed))
+            found.update(self._forward(trie, keys, nodes, closed))
         self.cache.trim()
-        return [logits[end] for end in trie.ends]
+        return [found[end] for end in trie.ends]
 
     def _cached(self, path: Sequence[Key]) -> int:
         """Return the number of leading cached parts; eviction may leave later parts without their predecessors."""
         return sum(1 for _ in takewhile(self.cache.__contains__, path))
 
-    def _forward(self, trie: Trie, keys: list[Key], nodes: list[int], closed: set[int]) -> dict[int, float]:
+    def _forward(self, trie: Trie, keys: list[Key], nodes: list[int], closed: set[int]) -> dict[int, torch.Tensor]:
         """Run the model on nodes, each after its ancestors, and cache those that may be continued."""
         places = {node: i for i, node in enumerate(nodes)}
         joined: dict[tuple[Key, ...], torch.Tensor] = {}
@@ -305,12 +310,12 @@ class PrefixScorer:
             if cached and cached not in joined:
                 joined[cached] = torch.cat([self.cache.get(key) for key in cached], dim=3)
             parts.append(Part(trie.parts[node], joined.get(cached), tuple(places[i] for i in above[count:])))
-        logits, fresh = forward_parts(self.model, parts)
+        ends, fresh = forward_parts(self.model, parts)
         self.counts.encoded += sum(len(part.ids) for part in parts)
         for node, part in zip(nodes, fresh, strict=True):
             if node not in closed:
                 self.cache.put(keys[node], part.clone())
-        return dict(zip(nodes, logits.tolist(), strict=True))
+        return dict(zip(nodes, ends, strict=True))
 
 
 def node_keys(trie: Trie) -> list[Key]:

@@ -34,6 +34,8 @@ class TrainingConfig:
             these values on one scale. 0 is the paper's loss.
         view: Part of a state that the critic reads.
         max_length: Longest state, in tokens.
+        frozen: Whether to train only the head, on hidden states that the backbone computes once
+            (`rewardmodels.training.frozen_backbone`). The settings of adapters and of the optimizer are not used.
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
         lora_alpha: Adapters are scaled by ``lora_alpha / lora_rank``.
         lora_dropout: Dropout before the adapters.
@@ -62,6 +64,7 @@ class TrainingConfig:
     anchor: float = 0.0
     view: View = "full"
     max_length: int = 2048
+    frozen: bool = False
     lora_rank: int = 256
     lora_alpha: int = 32
     lora_dropout: float = 0.05
@@ -120,9 +123,13 @@ def config_for(parameters: int, overrides: Mapping[str, Any]) -> TrainingConfig:
     config = replace(base, **overrides)
     if config.head != "bt" and "anchor" not in overrides:
         config = replace(config, anchor=0.0)
+    if config.frozen and "lora_rank" not in overrides:
+        config = replace(config, lora_rank=0)
     if config.lora_rank == 0 and config.nf4 and "nf4" not in overrides:
         config = replace(config, nf4=False)
     faults = []
+    if config.frozen and config.lora_rank:
+        faults.append("frozen: expected lora_rank=0, because adapters are not trained on a frozen backbone")
     if config.anchor and config.head != "bt":
         faults.append(f"anchor: expected 0 for every head except 'bt', got head {config.head!r}")
     if config.nf4 and not config.lora_rank:

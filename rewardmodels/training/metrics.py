@@ -22,6 +22,20 @@ Floats = NDArray[np.float64]
 RESAMPLES = 1000
 
 
+def measured(kind: str, examples: Sequence[Example], better: Floats, worse: Floats) -> JSONObject:
+    """Measure a critic on held-out examples.
+
+    Args:
+        kind: ``"masprm"`` or ``"orm"``.
+        examples: Pairs, labeled states or outcomes.
+        better: Logits of the pairs' better states, or of the labeled states.
+        worse: Logits of the pairs' worse states; empty for labeled states and outcomes.
+    """
+    if len(worse):
+        return pair_metrics(examples, better, worse)
+    return (outcome_metrics if kind == "orm" else point_metrics)(examples, better)
+
+
 def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> JSONObject:
     """Measure a critic on preference pairs (paper: average margin, pairwise accuracy, AUC, BT loss).
 
@@ -108,8 +122,7 @@ def calibration_by_depth(examples: Sequence[Example], logits: Floats) -> dict[st
 
 def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:
     """Return the 95% bootstrap interval of a statistic, a function of example indices; problems are resampled."""
-    names = {name: i for i, name in enumerate(dict.fromkeys((e.task, e.problem_id) for e in examples))}
-    owner = np.array([names[e.task, e.problem_id] for e in examples])
+    owner = problem_numbers(examples)
     order = np.argsort(owner, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(owner))[:-1])
     places = np.arange(len(groups))
@@ -118,6 +131,12 @@ def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]]
         return [statistic(np.concatenate([groups[i] for i in np.repeat(places, drawn)])) for drawn in counts]
 
     return list(bootstrap(len(groups), of_draws, resamples=RESAMPLES))
+
+
+def problem_numbers(examples: Sequence[Example]) -> NDArray[np.int64]:
+    """Return a number for each example's problem, counted from 0 in the order of the examples."""
+    names = {name: i for i, name in enumerate(dict.fromkeys((e.task, e.problem_id) for e in examples))}
+    return np.array([names[e.task, e.problem_id] for e in examples])
 
 
 def _grouped(keys: Sequence[int | str], values: Floats) -> dict[str, dict[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +28,7 @@ from rewardmodels.model.backbone import (
 )
 from rewardmodels.model.critic_folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
 from rewardmodels.model.training_questions import write_questions
-from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
+from rewardmodels.training.config import SMALL, CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.comparison_runs import Start, drain, start_here
 from search.planners.registry import load_planner
 from search.progress import Progress
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rewardmodels.data.dataset import DataKind
-    from rewardmodels.training.trainer import Bundle
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -146,6 +145,8 @@ def open_backbone(
     import torch
     from transformers import AutoConfig
 
+    from mas_gym.policies.local.forward import fast_bfloat16
+
     # bitsandbytes warns about missing hub kernels, which are not needed here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     source = base_path(base)
@@ -165,8 +166,12 @@ def open_backbone(
         torch.manual_seed(config.seed)
         model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True, quantization=quantize_config(dtype))
         keep_layout(model)
+    if config.frozen and parameters > SMALL and (device != "cpu" or fast_bfloat16()):
+        model = model.bfloat16()
     model.score.float()
-    if config.lora_rank:
+    if config.frozen:
+        model.requires_grad_(False)
+    elif config.lora_rank:
         model = add_lora(model, config.lora_rank, config.lora_alpha, config.lora_dropout)
     else:
         model = model.float()
@@ -224,18 +229,23 @@ def _run(
 
     learned, held = split(data, config.held_out)
     encoder = Encoder(tokenizer, config.max_length, config.view)
+    anchors = split(points, config.held_out)[0].examples if config.anchor and points else ()
+    labeled = split(points, config.held_out)[1].examples if points is not None and data.kind == "pairs" else ()
+    if config.frozen:
+        from rewardmodels.training.frozen_backbone import train_head
+
+        parts = [*learned.examples, *anchors], held.examples, labeled
+        metrics, tokens = train_head(model, encoder, tokenizer.pad_token_id, config, *parts, log)
+        _log_shortened(encoder, log)
+        info = _info(config, data, learned, held, base, metrics, tokens)
+        return Trained(out, _saved(model, tokenizer, out, info, data, []), [])
     pad, share = tokenizer.pad_token_id, can_share(model, tokenizer.pad_token_id)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    anchors = split(points, config.held_out)[0].examples if config.anchor and points else ()
     found = bundles([*learned.examples, *anchors], encoder, config.batch_size, config.max_tokens)
     order = schedule(found, config.batch_size, config.epochs, config.seed)
     rest = (config.max_tokens, pad, dtype, share)
     held_out = HeldOut(bundles(held.examples, encoder, config.batch_size, config.max_tokens), *rest)
-    if encoder.shortened:
-        log(
-            f"{encoder.shortened:,} states are longer than max_length ({config.max_length} tokens): their oldest parts "
-            "are left out, and the end of the newest message is kept"
-        )
+    _log_shortened(encoder, log)
     log(
         f"{len(learned)} {data.kind} of {data.trees} trees for training, {len(held)} held out; {len(order)} steps; "
         f"{'shared prefixes are encoded once' if share else 'states are encoded separately'}"
@@ -251,19 +261,28 @@ def _run(
         )
         trainer.resume(log)
     metrics = held_out.metrics(model, config)
-    if points is not None and data.kind == "pairs":
-        labeled = split(points, config.held_out)[1].examples
+    if labeled:
         calibrated = HeldOut(bundles(labeled, encoder, config.batch_size, config.max_tokens), *rest)
         metrics["points"] = point_metrics(calibrated.examples, calibrated.logits(model)[0])
-    info = _info(config, data, learned, held, base, metrics, found)
+    info = _info(config, data, learned, held, base, metrics, sum(bundle.tokens for bundle in found))
     history = trainer.history
     if trainer.is_world_process_zero():
-        text = json.dumps({"final": metrics, "history": history}, indent=2)
-        write_whole(out / "metrics.json", text)
-        write_questions(out, data.questions)
-        info = save_folder(model, tokenizer, out, info, model_card(info))
+        info = _saved(model, tokenizer, out, info, data, history)
     trainer.accelerator.wait_for_everyone()
     return Trained(out, info, history)
+
+
+def _saved(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    info: CriticInfo,
+    data: RewardData,
+    history: list[JSONObject],
+) -> CriticInfo:
+    write_whole(out / "metrics.json", json.dumps({"final": info.metrics, "history": history}, indent=2))
+    write_questions(out, data.questions)
+    return save_folder(model, tokenizer, out, info, model_card(info))
 
 
 def _info(
@@ -273,14 +292,14 @@ def _info(
     held: RewardData,
     base: str,
     metrics: JSONObject,
-    found: Sequence[Bundle],
+    tokens: int,
 ) -> CriticInfo:
     counts = {
         "trees": data.trees,
         data.kind: len(learned),
         f"{data.kind} held out": len(held),
         "problems": len({(e.task, e.problem_id) for e in data.examples}),
-        "tokens per epoch": sum(bundle.tokens for bundle in found),
+        "tokens per epoch": tokens,
         "states by recorded continuations behind the target": {str(k): n for k, n in data.continuations.items()},
         "rows by": histogram(learned),
     }
@@ -299,6 +318,14 @@ def _info(
         metrics,
         _versions(),
     )
+
+
+def _log_shortened(encoder: Encoder, log: Callable[[str], None]) -> None:
+    if encoder.shortened:
+        log(
+            f"{encoder.shortened:,} states are longer than max_length ({encoder.max_length} tokens): their oldest "
+            "parts are left out, and the end of the newest message is kept"
+        )
 
 
 def continuation_warning(data: RewardData) -> str | None:

@@ -27,7 +27,7 @@ from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, 
 from rewardmodels.model.backbone import logits_at
 from rewardmodels.training.checkpoints import Guarded, common_arguments
 from rewardmodels.training.config import TrainingConfig
-from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.training.metrics import Floats, measured
 
 Tensors = dict[str, torch.Tensor]
 """The tensors of one forward pass, see `gather`."""
@@ -265,10 +265,7 @@ class HeldOut:
 
     def metrics(self, model: PreTrainedModel, config: TrainingConfig) -> JSONObject:
         """Return a model's metrics, which depend on the kind of the held-out examples."""
-        better, worse = self.logits(model)
-        if len(worse):
-            return pair_metrics(self.examples, better, worse)
-        return (outcome_metrics if config.kind == "orm" else point_metrics)(self.examples, better)
+        return measured(config.kind, self.examples, *self.logits(model))
 
 
 class CriticTrainer(Guarded):
