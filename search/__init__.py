@@ -13,6 +13,8 @@ from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mas_gym.errors import BudgetError as BudgetError
+    from search.answers_by_turn import TurnAnswer as TurnAnswer
+    from search.answers_by_turn import turn_answers as turn_answers
     from search.budget import Budget as Budget
     from search.compare import Comparison as Comparison
     from search.compare import compare as compare
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from search.critics import ConstantCritic as ConstantCritic
     from search.critics import PolicyLikelihood as PolicyLikelihood
     from search.engine.run import Run as Run
-    from search.grading import TurnAnswer as TurnAnswer
-    from search.grading import turn_answers as turn_answers
     from search.plan import AnytimePoint as AnytimePoint
     from search.plan import Candidate as Candidate
     from search.plan import Plan as Plan

@@ -121,7 +121,7 @@ class Budget:
         """Return the price of a million tokens generated with a tag, in USD; None without one."""
         return None if self.rate is None else self.rate.generated(tag)
 
-    def spent(self, usage: Usage, wanted: int) -> str | None:
+    def reached(self, usage: Usage, wanted: int) -> str | None:
         """Return the limit that rules out ``wanted`` more agent calls, as ``"budget of 30 calls spent"``, or None.
 
         If ``wanted`` is 0, only the seconds are checked.
@@ -230,7 +230,7 @@ class Allowance:
 
     def exceeded(self, spent: Usage) -> str | None:
         """Return the limit of the run that was exceeded, or None."""
-        return self._budget.spent(replace(spent, agent_calls=spent.agent_calls - 1), 1)
+        return self._budget.reached(replace(spent, agent_calls=spent.agent_calls - 1), 1)
 
     def reason(self, spent: Usage) -> str:
         """Return why no further search starts: a limit is exhausted, or its remainder is too small."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
 
-from mas_gym.errors import ConfigError, shown, whole_number
-from mas_gym.systems.recipient_names import current_answer
+from mas_gym.errors import ConfigError, shown
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Grade, Grader, Problem, Task, as_task, is_task
+from mas_gym.tasks.base import Grade, Grader, Problem, as_task, is_task
 from mas_gym.tasks.grading.graders import NO_REFERENCE, KindGrader
 from mas_gym.tasks.grading.judge import Judge
 from search.plan import AnytimePoint, Plan
@@ -20,14 +18,6 @@ _QUICK = ("number", "choice", "text", "regex")
 """Answer kinds that are graded in microseconds."""
 
 _TOGETHER = 8
-
-
-def last_text(state: MASState) -> str:
-    """Return the graded text of a terminal state: its last message, or ``""`` if it has no legal recipient.
-
-    A message that names no legal recipient ends the episode without an answer (`mas_gym.Dynamics.failure`).
-    """
-    return state.text if state.recipients else ""
 
 
 class ProblemGrader:
@@ -61,9 +51,15 @@ class ProblemGrader:
         self.threads = grading_threads(problems, problem.kind)
 
     def key(self, state: MASState) -> str:
-        """Return a terminal state's key for the other methods: its final text, or the key of its recorded grade."""
+        """Return a terminal state's key for the other methods: its last message, or the key of its recorded grade.
+
+        A message that names no legal recipient ends the episode without an answer (`mas_gym.Dynamics.failure`); its key
+        is ``""``.
+        """
         key = state.digest.hex() if self._recorded else ""
-        return key if key in self._recorded else last_text(state)
+        if key in self._recorded:
+            return key
+        return state.text if state.recipients else ""
 
     def extract(self, text: str) -> str | None:
         """Return the normalized answer in a message, without using the reference."""
@@ -151,46 +147,3 @@ def grading_threads(task: object, kind: str) -> int:
         # Other judges may not be thread-safe.
         return _TOGETHER if kind != "judge" or isinstance(grader.judge, Judge) else 1
     return 1
-
-
-class TurnAnswer(NamedTuple):
-    """The answer of an episode cut off after a number of turns.
-
-    Attributes:
-        turns: Number of turns, at least 1.
-        answer: The normalized answer; None if no answer was stated.
-        correct: Whether it equals the reference.
-    """
-
-    turns: int
-    answer: str | None
-    correct: bool
-
-
-def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> tuple[TurnAnswer, ...]:
-    """Return the answers of a plan's chosen episode after each given number of turns.
-
-    The answer after a turn is the last stated answer, read from the field ``CURRENT ANSWER:`` of a message if
-    present, otherwise from anywhere in the message. From the end of the episode on, it is the plan's answer.
-
-    Args:
-        plan: A graded plan, from `search.run` or a store.
-        task: The task with the plan's problem.
-        turns: Numbers of turns.
-
-    Raises:
-        ConfigError: A number is not a positive integer.
-    """
-    for count in turns:
-        whole_number("turns", count, at_least=1)
-    if plan.best is None:
-        return tuple(TurnAnswer(count, None, False) for count in turns)
-    grader = ProblemGrader(task, task.problem(plan.problem_id))
-    grades = [Grade(False)]
-    for state in plan.best.state.path()[1:]:
-        stated = current_answer(state.text)
-        grade = grader.grade(state.text if stated is None else f"Final Answer: {stated}")
-        grades.append(grades[-1] if grade.extracted is None else grade)
-    grades[-1] = Grade(bool(plan.correct), plan.answer)
-    reached = [grades[min(count, len(grades) - 1)] for count in turns]
-    return tuple(TurnAnswer(count, g.extracted, g.correct) for count, g in zip(turns, reached, strict=True))

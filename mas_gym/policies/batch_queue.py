@@ -41,7 +41,8 @@ The requests that follow from a reply arrive within 5 turns, or within 16 if a c
 
 _QUEUE_FACTOR = 4
 
-Prompt = tuple[Sequence[ChatMessage], tuple[str, ...]]
+Choosing = tuple[Sequence[ChatMessage], tuple[str, ...]]
+"""A prompt, and the words of which one begins the reply."""
 
 
 def as_policy(part: object) -> AsyncPolicy:
@@ -215,7 +216,7 @@ class _Queue:
     def __init__(self, policy: Any, name: str, max_batch: int, lock: threading.Lock) -> None:
         self._policy, self._name, self._max_batch, self._lock = policy, name, max_batch, lock
         self.requests: OrderedDict[asyncio.Future[Any], SamplingRequest] = OrderedDict()
-        self.prompts: OrderedDict[asyncio.Future[Any], Prompt] = OrderedDict()
+        self.prompts: OrderedDict[asyncio.Future[Any], Choosing] = OrderedDict()
         self._running: set[asyncio.Future[Any]] = set()
         self._session: SamplingSession | None = None
         self._busy = False
@@ -265,7 +266,7 @@ class _Queue:
             else:
                 self._settle(loop, outcome)
 
-    def _chosen(self) -> dict[asyncio.Future[Any], Prompt]:
+    def _chosen(self) -> dict[asyncio.Future[Any], Choosing]:
         """Take the waiting prompts that ask for the same words as the oldest one."""
         words = next((words for _, words in self.prompts.values()), ())
         chosen = {future: prompt for future, prompt in self.prompts.items() if prompt[1] == words}
@@ -284,7 +285,7 @@ class _Queue:
         return fresh
 
     def _work(
-        self, chosen: dict[asyncio.Future[Any], Prompt], fresh: dict[asyncio.Future[Any], SamplingRequest]
+        self, chosen: dict[asyncio.Future[Any], Choosing], fresh: dict[asyncio.Future[Any], SamplingRequest]
     ) -> list[tuple[Any, Any]]:
         """Do one step of the session and return the futures with their outcomes."""
         done: list[tuple[Any, Any]] = []

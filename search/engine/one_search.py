@@ -207,7 +207,7 @@ class ActiveSearch:
             # Finishing a search's only path may exceed the budget, except its number of calls and its time.
             self._last_messages -= 1
             budget = budget.without_cost()
-        reason = budget.spent(self.usage, wanted)
+        reason = budget.reached(self.usage, wanted)
         if reason is None:
             return None
         if self._stopped:

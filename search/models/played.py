@@ -25,8 +25,8 @@ from search.usage import TagUsage, Usage
 _TURN = -1
 """Used in place of a sample number, for the seed that chooses the first tag at a state."""
 
-Prompt = tuple[Messages, Agent, Sampling, str, str]
-"""Messages, agent, sampling, extra body and tag. Requests with equal prompts are merged into one call."""
+CallKey = tuple[Messages, Agent, Sampling, str, str]
+"""Messages, agent, sampling, extra body and tag. Requests with equal keys are merged into one call."""
 
 
 class Share(NamedTuple):
@@ -70,7 +70,7 @@ class PlayedModel(SearchModel):
 
     async def successors(self, requests: Sequence[Propose]) -> list[list[Proposal]]:
         """Sample the messages; equal prompts share one call."""
-        merged: dict[Prompt, tuple[list[int], list[Share]]] = {}
+        merged: dict[CallKey, tuple[list[int], list[Share]]] = {}
         for slot, (state, n, tag) in enumerate((one.state, one.n, one.tag) for one in requests):
             start = self.draw(state, n)
             prompt = self.prompt(state)
@@ -81,7 +81,7 @@ class PlayedModel(SearchModel):
                 entry[1].append(Share(slot, state, places))
         replies: list[list[Proposal]] = [[None] * request.n for request in requests]  # type: ignore[list-item]
         fresh: set[tuple[bytes, str]] = set()
-        calls = [self._call(prompt, seeds, shares, replies, fresh) for prompt, (seeds, shares) in merged.items()]
+        calls = [self._call(key, seeds, shares, replies, fresh) for key, (seeds, shares) in merged.items()]
         if len(calls) == 1:
             await calls[0]
         else:
@@ -90,14 +90,14 @@ class PlayedModel(SearchModel):
 
     async def _call(
         self,
-        prompt: Prompt,
+        key: CallKey,
         seeds: Sequence[int],
         shares: Sequence[Share],
         replies: list[list[Proposal]],
         fresh: set[tuple[bytes, str]],
     ) -> None:
         """Sample from one prompt, and fill in the samples of each request that shares it."""
-        messages, agent, sampling, extra, tag = prompt
+        messages, agent, sampling, extra, tag = key
         cap = min(agent.max_new_tokens, sampling.limit)
         settings = (cap, sampling.temperature, sampling.top_p, agent.name, extra)
         outcome: object = await self.sample(SamplingRequest(messages, tuple(seeds), *settings, tag=tag))
