@@ -2,7 +2,8 @@
 
 In grouped-query attention, several query heads read one head of keys and values. transformers copies the keys and
 values once per query head and calls torch's kernel with one query per copy. Here the query heads of a group take the
-place of query positions: the kernel reads each key once, for all of them. On a CPU this is eight to ten times faster.
+place of query positions: each key is read once, for all of them. In 16 bits on a CPU, two matrix products replace
+torch's kernel and are two to three times faster.
 
 The implementation replaces transformers' ``sdpa`` for models that use it, and passes everything else on to it.
 """
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 _NAME = "mas_gym_grouped"
@@ -54,8 +55,24 @@ def grouped_attention(
         )
         return found
     grouped = query.reshape(n, key.shape[1], -1, size)
-    seen = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+    if query.device.type == "cpu" and query.dtype.itemsize == 2:
+        seen = _two_products(grouped, key, value, attention_mask, scaling or size**-0.5)
+    else:
+        seen = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
     return seen.reshape(n, 1, heads, size), None
+
+
+def _two_products(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    keys, values = key.flatten(0, 1), value.flatten(0, 1)
+    # With the keys first, torch does not copy the slice of the cache.
+    scores = torch.bmm(keys, query.flatten(0, 1).transpose(1, 2)).transpose(1, 2).float().mul_(scaling)
+    scores = scores.unflatten(0, key.shape[:2])
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(-1).to(value.dtype).flatten(0, 1)
+    return torch.bmm(weights, values).view_as(query)
 
 
 def share_keys(model: PreTrainedModel) -> None:

@@ -28,8 +28,7 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
 
     @staticmethod
     def _empty(like: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:
-        # A row's columns are adjacent in memory, not grouped by head: attention reads them up to twice as fast.
-        return like.new_zeros((rows, capacity, like.shape[1], like.shape[3])).transpose(1, 2)
+        return like.new_zeros((rows, like.shape[1], capacity, like.shape[3]))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
