@@ -45,11 +45,14 @@ class FrozenBackbone:
         encoder: Converts states to token ids.
         pad: Padding id.
         log: Receives progress lines.
+
+    Attributes:
+        model, encoder, log: As above.
     """
 
     def __init__(self, model: PreTrainedModel, encoder: Encoder, pad: int, log: Log) -> None:
         """Start without hidden states."""
-        self._encoder, self._log = encoder, log
+        self.model, self.encoder, self.log = model, encoder, log
         self._scorer = PrefixScorer(model, pad, True, prefix_cache_megabytes(model) << 20)
         self._known: dict[tuple[str, ...], torch.Tensor] = {}
 
@@ -64,14 +67,14 @@ class FrozenBackbone:
         for states in trees.values():
             new = [state for state in states if state not in self._known]
             # No state is continued in a later call, so nothing is worth caching.
-            hidden = self._scorer.hidden(self._encoder.encode_parts(new), [False] * len(new)) if new else []
+            hidden = self._scorer.hidden(self.encoder.encode_parts(new), [False] * len(new)) if new else []
             self._known.update(zip(new, (row.float() for row in hidden), strict=True))
             done += len(states)
             if (now := time.monotonic()) - logged > _LOG_SECONDS:
                 logged = now
                 rate = self._scorer.counts.encoded / (now - started)
                 left = (now - started) / done * (total - done)
-                self._log(
+                self.log(
                     f"hidden states of {done:,} of {total:,} states, {rate:,.0f} tokens/s, "
                     f"{left // 60:.0f}:{left % 60:02.0f} left"
                 )
@@ -127,34 +130,27 @@ class Features(NamedTuple):
 
 
 def train_head(
-    model: PreTrainedModel,
-    encoder: Encoder,
-    pad: int,
+    backbone: FrozenBackbone,
     config: TrainingConfig,
     learned: Sequence[Example],
     held: Sequence[Example],
     labeled: Sequence[Example],
-    log: Log,
-) -> tuple[JSONObject, int]:
-    """Fit the head of a model.
+) -> JSONObject:
+    """Fit the head of a backbone's model.
 
     Args:
-        model: The model, in evaluation mode.
-        encoder: Converts states to token ids.
-        pad: Padding id.
+        backbone: The backbone.
         config: The loss.
         learned: Examples for training.
         held: Held-out examples, for metrics.
         labeled: Held-out labeled states, for the calibration of a Bradley-Terry critic.
-        log: Receives progress lines.
 
     Returns:
-        Metrics on the held-out examples, and the number of tokens that the backbone encoded.
+        Metrics on the held-out examples.
 
     Raises:
         TrainingError: The loss is not finite.
     """
-    backbone = FrozenBackbone(model, encoder, pad, log)
     backbone.encode([*learned, *held, *labeled])
     owner = problem_numbers(learned)
     folds = min(FOLDS, int(owner.max()) + 1)
@@ -171,16 +167,16 @@ def train_head(
     head = _fitted(backbone.features(learned), config, penalty)
     if not bool(torch.isfinite(head).all()):
         raise TrainingError("the loss is not finite; check the weights of the backbone")
-    weight = inner(model).score.weight
+    weight = inner(backbone.model).score.weight
     weight.copy_(head[None].to(weight))
     stated = ", ".join(f"{loss:.4f} with {one:g}" for one, loss in losses.items())
-    log(f"{len(learned):,} examples; loss in cross-validation by penalty: {stated}")
+    backbone.log(f"{len(learned):,} examples; loss in cross-validation by penalty: {stated}")
     tested = backbone.features(held)
     metrics = measured(config.kind, tested.examples, *tested.logits(head))
     if labeled:
         calibrated = backbone.features(labeled)
         metrics["points"] = point_metrics(calibrated.examples, calibrated.logits(head)[0])
-    return {**metrics, "penalty": penalty}, backbone.tokens
+    return {**metrics, "penalty": penalty}
 
 
 def _fitted(features: Features, config: TrainingConfig, penalty: float) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.tasks.base import Same
-from rewardmodels.data.dataset import LabeledTree, RewardData, collect, histogram, split, stored_trees
+from rewardmodels.data.dataset import Example, LabeledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import Encoder, View
 from rewardmodels.model.backbone import (
     add_lora,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rewardmodels.data.dataset import DataKind
+    from rewardmodels.training.frozen_backbone import FrozenBackbone
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -121,7 +122,12 @@ def train(
     if (out / META).exists():
         log(f"{out} is already trained")
         return Trained(out, read_info(out), _history(out))
-    return _run(model, tokenizer, config, data, points, out, base, device, log)
+    if not config.frozen:
+        return _run(model, tokenizer, config, data, points, out, base, device, log)
+    from rewardmodels.training.frozen_backbone import FrozenBackbone
+
+    encoder = Encoder(tokenizer, config.max_length, config.view)
+    return train_frozen(FrozenBackbone(model, encoder, tokenizer.pad_token_id, log), config, data, points, out, base)
 
 
 def open_backbone(
@@ -227,18 +233,8 @@ def _run(
     from rewardmodels.training.metrics import point_metrics
     from rewardmodels.training.trainer import CriticTrainer, HeldOut, StepData, arguments, bundles, schedule
 
-    learned, held = split(data, config.held_out)
+    learned, held, anchors, labeled = _divided(config, data, points)
     encoder = Encoder(tokenizer, config.max_length, config.view)
-    anchors = split(points, config.held_out)[0].examples if config.anchor and points else ()
-    labeled = split(points, config.held_out)[1].examples if points is not None and data.kind == "pairs" else ()
-    if config.frozen:
-        from rewardmodels.training.frozen_backbone import train_head
-
-        parts = [*learned.examples, *anchors], held.examples, labeled
-        metrics, tokens = train_head(model, encoder, tokenizer.pad_token_id, config, *parts, log)
-        _log_shortened(encoder, log)
-        info = _info(config, data, learned, held, base, metrics, tokens)
-        return Trained(out, _saved(model, tokenizer, out, info, data, []), [])
     pad, share = tokenizer.pad_token_id, can_share(model, tokenizer.pad_token_id)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     found = bundles([*learned.examples, *anchors], encoder, config.batch_size, config.max_tokens)
@@ -270,6 +266,39 @@ def _run(
         info = _saved(model, tokenizer, out, info, data, history)
     trainer.accelerator.wait_for_everyone()
     return Trained(out, info, history)
+
+
+def train_frozen(
+    backbone: FrozenBackbone, config: TrainingConfig, data: RewardData, points: RewardData | None, out: Path, base: str
+) -> Trained:
+    """Train the head of a backbone that has possibly encoded states for other heads.
+
+    Args:
+        backbone: The backbone.
+        config: The settings.
+        data: The examples, as for `train`.
+        points: Labeled states of the same trees.
+        out: The critic's folder.
+        base: The backbone's folder or hub id.
+    """
+    from rewardmodels.training.frozen_backbone import train_head
+
+    learned, held, anchors, labeled = _divided(config, data, points)
+    metrics = train_head(backbone, config, [*learned.examples, *anchors], held.examples, labeled)
+    _log_shortened(backbone.encoder, backbone.log)
+    info = _info(config, data, learned, held, base, metrics, backbone.tokens)
+    return Trained(out, _saved(backbone.model, backbone.encoder.tokenizer, out, info, data, []), [])
+
+
+def _divided(
+    config: TrainingConfig, data: RewardData, points: RewardData | None
+) -> tuple[RewardData, RewardData, Sequence[Example], Sequence[Example]]:
+    """Return the examples for training and the held-out ones, and the same for labeled states beside pairs."""
+    learned, held = split(data, config.held_out)
+    if points is None or data.kind != "pairs":
+        return learned, held, (), ()
+    anchors, labeled = split(points, config.held_out)
+    return learned, held, anchors.examples if config.anchor else (), labeled.examples
 
 
 def _saved(
