@@ -61,42 +61,42 @@ class ProblemGrader:
             return key
         return state.text if state.recipients else ""
 
-    def extract(self, text: str) -> str | None:
-        """Return the normalized answer in a message, without using the reference."""
-        return self._grades[text].extracted if text in self._recorded else self._extract(text)
+    def extract(self, key: str) -> str | None:
+        """Return the normalized answer in the message with this key, without using the reference."""
+        return self._grades[key].extracted if key in self._recorded else self._extract(key)
 
-    def grade(self, text: str) -> Grade:
-        """Compare the answer in a message with the reference.
+    def grade(self, key: str) -> Grade:
+        """Compare the answer in the message with this key with the reference.
 
         Raises:
             ConfigError: The task's grader did not return a `Grade`.
         """
-        if text not in self._grades:
-            grade = self._ask(text)
+        if key not in self._grades:
+            grade = self._ask(key)
             if not isinstance(grade, Grade):
                 raise ConfigError(f"grader: expected a mas_gym.tasks.Grade, got {shown(grade)}; return Grade(correct)")
-            self._grades[text] = grade
-        return self._grades[text]
+            self._grades[key] = grade
+        return self._grades[key]
 
-    def ungraded(self, texts: Iterable[str]) -> list[str]:
-        """Return the distinct messages without a grade."""
-        return [text for text in dict.fromkeys(texts) if text not in self._grades]
+    def ungraded(self, keys: Iterable[str]) -> list[str]:
+        """Return the distinct keys of messages without a grade."""
+        return [key for key in dict.fromkeys(keys) if key not in self._grades]
 
     @property
     def cost(self) -> Usage:
         """The cost of a judge's grades so far; each distinct answer counts once."""
-        billed = {grade.extracted or text: grade for text, grade in list(self._grades.items()) if grade.tokens}
+        billed = {grade.extracted or key: grade for key, grade in list(self._grades.items()) if grade.tokens}
         return Usage(
             grader_tokens=sum(grade.tokens for grade in billed.values()),
             grader_prompt_tokens=sum(grade.prompt_tokens for grade in billed.values()),
         )
 
-    def reward(self, text: str) -> float:
-        """Return the reward R of a terminal state with this final message, +1.0 or -1.0."""
-        return 1.0 if self.grade(text).correct else -1.0
+    def reward(self, key: str) -> float:
+        """Return the reward R of a terminal state with this key, +1.0 or -1.0."""
+        return 1.0 if self.grade(key).correct else -1.0
 
-    def texts(self, plan: Plan) -> list[str]:
-        """Return the messages that `graded` grades."""
+    def keys(self, plan: Plan) -> list[str]:
+        """Return the keys of the messages that `graded` grades."""
         points = [point.state for point in plan.anytime if point.state is not None]
         return [self.key(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
 

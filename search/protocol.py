@@ -126,6 +126,8 @@ class Tags:
 
 
 Request = Propose | Evaluate | Extract | Reward | Remaining | Tags
+REQUESTS = "Propose, Evaluate, Extract, Reward, Remaining or Tags"
+
 Steps = Generator[list[Request], list[Any], T]
 """A part of a search: it yields requests, receives a list with the reply to each, and returns a result."""
 

@@ -98,12 +98,12 @@ class MAS:
     history: History = "inputs"
     external: bool = False
 
-    @property
+    @cached_property
     def sink(self) -> int:
         """The index of the terminal node, ``M``."""
         return len(self.agents)
 
-    @property
+    @cached_property
     def ALL(self) -> int:
         """The recipient index for all enabled out-edges, ``M + 1``."""
         return len(self.agents) + 1

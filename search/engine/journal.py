@@ -34,7 +34,7 @@ class Journal:
     def __init__(
         self,
         setup: Setup,
-        record: RunWriter | None = None,
+        writer: RunWriter | None = None,
         listener: Listener | None = None,
         **facts: object,
     ) -> None:
@@ -42,31 +42,31 @@ class Journal:
 
         Args:
             setup: The run's settings.
-            record: Stores finished searches.
+            writer: Stores finished searches.
             listener: Displays the progress.
             **facts: More fields for the log.
         """
-        self._record, self._listener, self._setup = record, listener, setup
+        self._writer, self._listener, self._setup = writer, listener, setup
         total = len(setup.problems) if isinstance(setup.problems, Sized) else None
         self._progress = Progress(total=total)
         self._updated = perf_counter()
-        self.earlier = record.spent if record is not None else Usage()
+        self.earlier = writer.spent if writer is not None else Usage()
         self.closed = False
         self._saved = Usage()
         _log_start(setup, total, facts)
 
     def lookup(self, problem: Problem) -> Plan | None:
         """Return the stored plan of a problem, or None."""
-        stored = self._record.load(problem) if self._record is not None else None
+        stored = self._writer.load(problem) if self._writer is not None else None
         if stored is not None:
             self._count(stored, fresh=False)
         return stored
 
-    def ended(self, problem: Problem, plan: Plan, samples: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
+    def ended(self, problem: Problem, plan: Plan, origins: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
         """Record a search that has just ended."""
         # Store first, so that no finished search is lost if the program ends next.
-        if self._record is not None:
-            self._record.save(problem, plan, samples)
+        if self._writer is not None:
+            self._writer.save(problem, plan, origins)
             self._saved += plan.usage
         self._count(plan, fresh=True)
 
@@ -106,9 +106,9 @@ class Journal:
         if self.closed:
             return
         self.closed = True
-        if self._record is not None:
-            self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)
-            self._record.close()
+        if self._writer is not None:
+            self._writer.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)
+            self._writer.close()
         last = replace(self._progress, usage=usage, stopped=stopped)
         _log_end(last)
         if self._listener is not None:

@@ -25,6 +25,7 @@ from search.grading import ProblemGrader
 from search.models.base import MakeModel
 from search.plan import Plan, checked_plan
 from search.protocol import (
+    REQUESTS,
     Evaluate,
     Extract,
     Peers,
@@ -62,8 +63,8 @@ class Services(Protocol):
     async def score(self, search: ActiveSearch, contexts: Sequence[ScoringContext]) -> Scores:
         """Return the critic's values. Raises `CriticError`."""
 
-    async def grade(self, grader: ProblemGrader, texts: Iterable[str]) -> None:
-        """Grade messages; the grader caches the grades."""
+    async def grade(self, grader: ProblemGrader, keys: Iterable[str]) -> None:
+        """Grade the messages with these keys; the grader caches the grades."""
 
     def spend(self, usage: Usage) -> None:
         """Add to the cost of all searches."""
@@ -142,7 +143,7 @@ class ActiveSearch:
             self._ended = perf_counter()
             name, proposal_of = planner_name(self.setup.planner), self.model.proposal_of
             plan = checked_plan(found, root, self.setup.dynamics, name, proposal_of)
-            await self._grade(self.grader.texts(plan))
+            await self._grade(self.grader.keys(plan))
             return self._finished(plan)
         except Exception as error:
             return self._failed(error)
@@ -158,7 +159,7 @@ class ActiveSearch:
     async def _plan(self, root: MASState) -> object:
         """Run the planner to its end and return its plan."""
         rng = random.Random(derive_seed(self.setup.seed, self.problem.id, _RNG, 0))
-        generator: object = self.setup.planner.plan(self.model.states, root, rng)
+        generator: object = self.setup.planner.plan(self.model.dynamics, root, rng)
         name = f"planner {planner_name(self.setup.planner)}"
         if not isinstance(generator, Generator):
             raise SearchError(f"{name}: expected plan() to be a generator, got {type(generator).__name__}")
@@ -230,7 +231,10 @@ class ActiveSearch:
             raise BudgetError(f"budget of {seconds:g} seconds spent") from None
 
     async def _replies(self, requests: Sequence[Request]) -> tuple[list[object], bool]:
-        """Return the replies to one list of requests, and whether they needed an engine."""
+        """Return the replies to one list of requests, and whether they needed an engine.
+
+        The replies that need no engine come first; then messages, values and grades are awaited together and filled in.
+        """
         proposing = [request for request in requests if isinstance(request, Propose)]
         wanted = sum(request.n for request in proposing) if self.model.generates else 0
         replies = [self._local_reply(request) for request in requests]
@@ -344,9 +348,9 @@ class ActiveSearch:
 
     # ---- the end
 
-    async def _grade(self, texts: Iterable[str]) -> None:
+    async def _grade(self, keys: Iterable[str]) -> None:
         """Grade messages on other threads, if the grader is slow."""
-        wanted = self.grader.ungraded(texts) if self.grader.threads else []
+        wanted = self.grader.ungraded(keys) if self.grader.threads else []
         if wanted:
             await self._services.grade(self.grader, wanted)
 
@@ -380,8 +384,8 @@ class ActiveSearch:
 def _checked(requests: object) -> Sequence[Request]:
     if not isinstance(requests, list | tuple):
         raise SearchError(
-            "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got "
-            f"{type(requests).__name__}; write `yield [request]` for a single request"
+            f"expected a list of {REQUESTS} from the planner, got {type(requests).__name__}; write `yield [request]` "
+            "for a single request"
         )
     for request in requests:
         if isinstance(request, Propose) and (not isinstance(request.n, int | SupportsIndex) or request.n < 1):

@@ -207,8 +207,8 @@ class Run(Iterator[Plan]):
             task = self._ended.popleft()
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
-                problem, plan, samples, failure = task.result()
-                journal.ended(problem, plan, samples)
+                problem, plan, origins, failure = task.result()
+                journal.ended(problem, plan, origins)
                 self._ready.append((plan, failure))
                 journal.update(self._scheduler.usage, len(self._open))
             elif not isinstance(error, DroppedError | asyncio.CancelledError):

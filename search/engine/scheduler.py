@@ -41,7 +41,7 @@ class Searched(NamedTuple):
 
     problem: Problem
     plan: Plan
-    samples: dict[tuple[bytes, str], SampleOrigin]
+    origins: dict[tuple[bytes, str], SampleOrigin]
     failure: BaseException | None
 
 
@@ -66,7 +66,7 @@ class Searcher(ABC):
 
     def limit(self, run_budget: Budget, budget: Budget) -> None:
         """Set the limits of the run and of each search, before the first search."""
-        self._budget, self._allowance = run_budget, Allowance(run_budget, budget)
+        self._run_budget, self._allowance = run_budget, Allowance(run_budget, budget)
 
     @property
     @abstractmethod
@@ -118,12 +118,12 @@ class Searcher(ABC):
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the run's time limit; None without a limit."""
-        limit = self._budget.seconds
+        limit = self._run_budget.seconds
         return None if limit is None else limit - self.earlier.seconds - (perf_counter() - self._started)
 
     def out_of_time(self) -> None:
         """Stop because of the run's time limit."""
-        self.stop(f"budget of {self._budget.seconds:g} seconds spent")
+        self.stop(f"budget of {self._run_budget.seconds:g} seconds spent")
 
 
 Observed = AbstractContextManager[Callable[..., None]]
@@ -267,7 +267,7 @@ class Scheduler(Searcher):
             self._release_held()
         if search.failure is None:
             self._allowance.observe(self._cost(search))
-        return Searched(problem, plan, search.model.samples, search.failure)
+        return Searched(problem, plan, search.model.origins, search.failure)
 
     async def _planned(self, search: ActiveSearch) -> Plan:
         """Return a search's plan. Raises the exception that ended the search from outside, if there is one."""
@@ -338,7 +338,7 @@ class Scheduler(Searcher):
                 self._rows -= len(request.seeds)
                 self._batches.wake()
             if isinstance(reply, SamplingReply):
-                self._budget.check_counted(reply.samples)
+                self._run_budget.check_counted(reply.samples)
             observed(reply)
         return reply
 
@@ -371,12 +371,12 @@ class Scheduler(Searcher):
             observed(scores)
         return scores
 
-    async def grade(self, grader: ProblemGrader, texts: Iterable[str]) -> None:
+    async def grade(self, grader: ProblemGrader, keys: Iterable[str]) -> None:
         """Grade messages on daemon threads: most graders use one, and a few can process several messages at once."""
         count = max(1, grader.threads)
         threads = self._graders.setdefault(count, Threads("mas-gym-grading", count))
-        for text in texts:
-            await threads.run(partial(grader.grade, text))
+        for key in keys:
+            await threads.run(partial(grader.grade, key))
 
     # ---- the run's budget
 

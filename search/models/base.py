@@ -10,19 +10,17 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mas_gym.errors import SearchError
-from mas_gym.policies.base import AsyncPolicy, Policy, PolicyBase, SamplingReply, SamplingRequest
+from mas_gym.policies.base import AsyncPolicy, Messages, Policy, PolicyBase, SamplingReply, SamplingRequest
 from mas_gym.systems.graph import MAS
-from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
 from search.plan import Plan
-from search.protocol import Model, Propose, Request
+from search.protocol import REQUESTS, Model, Propose, Request
 from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
 
-Messages = tuple[ChatMessage, ...]
-Sample = Callable[[SamplingRequest], Awaitable[SamplingReply]]
+SampleFrom = Callable[[SamplingRequest], Awaitable[SamplingReply]]
 Report = Callable[[str, Usage], None]
 """Takes the agent that wrote a message, or ``""``, and the usage to charge to the search."""
 
@@ -38,13 +36,13 @@ class SampleOrigin(NamedTuple):
 class SearchModel(ABC):
     """The states and messages of one search: the root of its question, the successors of a state, and its local view.
 
-    Planners receive only `states`.
+    Planners receive only `dynamics`.
 
     Attributes:
         setup: The search's settings.
         problem: The problem.
         report: Charges usage to the search.
-        samples: The origin of each message, by its state's digest and its text.
+        origins: The origin of each message, by its state's digest and its text.
         generates: Whether messages are written during the search, so that each one is an agent call of the run.
         grades: Known outcomes of terminal states, by digest; None if answers are graded.
     """
@@ -52,7 +50,7 @@ class SearchModel(ABC):
     setup: Setup
     problem: Problem
     report: Report
-    samples: dict[tuple[bytes, str], SampleOrigin] = field(default_factory=dict)
+    origins: dict[tuple[bytes, str], SampleOrigin] = field(default_factory=dict)
     generates: bool = True
     grades: Mapping[bytes, Grade] | None = None
 
@@ -61,8 +59,8 @@ class SearchModel(ABC):
         self.mas: MAS = self.setup.dynamics.mas
 
     @property
-    def states(self) -> Model:
-        """The states, as planners see them."""
+    def dynamics(self) -> Model:
+        """The transitions between states, which planners receive as their model."""
         return self.setup.dynamics
 
     async def root(self) -> MASState:
@@ -83,15 +81,12 @@ class SearchModel(ABC):
 
     def reply(self, request: Request) -> object:
         """Answer a request of planners about this kind of model. Raises `SearchError` if there is no such request."""
-        raise SearchError(
-            "expected a list of Propose, Evaluate, Extract, Reward, Remaining or Tags from the planner, got a list "
-            f"with {request!r:.200}"
-        )
+        raise SearchError(f"expected a list of {REQUESTS} from the planner, got a list with {request!r:.200}")
 
     def proposal_of(self, state: MASState) -> Proposal | None:
         """Return the proposal that led to a state; None if its message was not written by a policy."""
-        record = self.samples.get((state.parent.digest, state.text)) if state.parent is not None else None
-        return record.proposal if record is not None else None
+        origin = self.origins.get((state.parent.digest, state.text)) if state.parent is not None else None
+        return origin.proposal if origin is not None else None
 
     def completed(self, plan: Plan) -> Plan:
         """Return a graded plan with further facts of the model."""
@@ -100,7 +95,7 @@ class SearchModel(ABC):
     def close(self) -> None:  # noqa: B027 - most models hold nothing
         """Release the search's resources."""
 
-    def draw(self, state: MASState, n: int) -> int:
+    def count_draws(self, state: MASState, n: int) -> int:
         """Count ``n`` more messages at a state; return how many were drawn there before.
 
         Raises:
@@ -135,5 +130,5 @@ class SearchSource(ABC):
     stated: Mapping[str, object] = MappingProxyType({})
 
     @abstractmethod
-    def opened(self, policy: PolicyBase, sample: Sample) -> AbstractContextManager[MakeModel]:
+    def opened(self, policy: PolicyBase, sample: SampleFrom) -> AbstractContextManager[MakeModel]:
         """Open what the models of a scheduler share; ``sample`` samples from the policy."""

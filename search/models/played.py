@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from mas_gym.errors import PolicyError, SearchError
 from mas_gym.internal.event_loop import together
-from mas_gym.policies.base import Sample as Sampled
-from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
+from mas_gym.policies.base import Messages, Sample, SamplingReply, SamplingRequest, derive_seed
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import Action, MASState
-from search.models.base import Messages, Sample, SampleOrigin, SearchModel
+from search.models.base import SampleFrom, SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose, Request, Tag, Tags, planner_name
 from search.setup import Sampling
@@ -52,7 +51,7 @@ class PlayedModel(SearchModel):
         tags: Returns the tags of an agent (`mas_gym.policies.PolicyBase.tags`).
     """
 
-    sample: Sample = None  # type: ignore[assignment]
+    sample: SampleFrom = None  # type: ignore[assignment]
     tags: Callable[[str], tuple[str, ...]] = lambda agent: ()
 
     def __post_init__(self) -> None:
@@ -72,7 +71,7 @@ class PlayedModel(SearchModel):
         """Sample the messages; equal prompts share one call."""
         merged: dict[CallKey, tuple[list[int], list[Share]]] = {}
         for slot, (state, n, tag) in enumerate((one.state, one.n, one.tag) for one in requests):
-            start = self.draw(state, n)
+            start = self.count_draws(state, n)
             prompt = self.prompt(state)
             seeds = sample_seeds(self.setup.seed, self.problem.id, state, start, n)
             for name, places in self._shared_out(state, prompt[1].name, tag, start, n):
@@ -117,35 +116,35 @@ class PlayedModel(SearchModel):
             reasoning_only=sum(sample.tokens > 1 and not sample.text for sample in outcome.samples),
             tags=(by_tag,) if tag else (),
         )
-        records = [self._origin(*pair, tag) for pair in zip(outcome.samples, seeds, strict=True)]
+        origins = [self._origin(*pair, tag) for pair in zip(outcome.samples, seeds, strict=True)]
         placed = [(share, place) for share in shares for place in share.places]
-        for (share, place), record in zip(placed, records, strict=True):
-            replies[share.slot][place] = record.proposal
-            self._keep(share.state, record, fresh)
+        for (share, place), origin in zip(placed, origins, strict=True):
+            replies[share.slot][place] = origin.proposal
+            self._keep(share.state, origin, fresh)
         self.report(agent.name, usage)
         await self.reached(
-            [(share.state, record.proposal.action.text) for (share, _), record in zip(placed, records, strict=True)]
+            [(share.state, origin.proposal.action.text) for (share, _), origin in zip(placed, origins, strict=True)]
         )
 
     async def reached(self, messages: Sequence[tuple[MASState, str]]) -> None:
         """Compute the states after new messages, for models whose transitions take time."""
 
-    def _origin(self, sample: Sampled, seed: int, tag: str) -> SampleOrigin:
+    def _origin(self, sample: Sample, seed: int, tag: str) -> SampleOrigin:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.mas.ALL)
         return SampleOrigin(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty, tag), seed)
 
-    def _keep(self, state: MASState, record: SampleOrigin, fresh: set[tuple[bytes, str]]) -> None:
+    def _keep(self, state: MASState, origin: SampleOrigin, fresh: set[tuple[bytes, str]]) -> None:
         """Store a message by its state and text; of equal messages, keep the one from the earliest round.
 
         Within a round, the message of the alphabetically first tag is kept, so that the order of replies does not
         matter.
         """
-        key = (state.digest, record.proposal.action.text)
-        known = self.samples.get(key)
-        if known is None or (key in fresh and record.proposal.tag < known.proposal.tag):
-            self.samples[key] = record
+        key = (state.digest, origin.proposal.action.text)
+        known = self.origins.get(key)
+        if known is None or (key in fresh and origin.proposal.tag < known.proposal.tag):
+            self.origins[key] = origin
             fresh.add(key)
 
     # ---- tags
@@ -155,7 +154,7 @@ class PlayedModel(SearchModel):
         return self._tags_at(request.state) if isinstance(request, Tags) else super().reply(request)
 
     def _tags_at(self, state: MASState) -> tuple[Tag, ...]:
-        self.draw(state, 0)
+        self.count_draws(state, 0)
         names = self.tags(self.mas.agents[state.acting].name) or ("",)
         return tuple(Tag(name, self.setup.budget.tag_cost(name)) for name in names)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mas_gym.internal.event_loop import together
-from mas_gym.policies.base import PolicyBase
+from mas_gym.policies.base import Messages, PolicyBase
 from mas_gym.programs import Program, load_program
 from mas_gym.programs.replay import ProgramSession
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
-from search.models.base import MakeModel, Messages, Report, Sample, SearchSource
+from search.models.base import MakeModel, Report, SampleFrom, SearchSource
 from search.models.played import PlayedModel
 from search.plan import Plan
 from search.protocol import Model
@@ -34,8 +34,8 @@ class ProgramModel(PlayedModel):
     program: Program = None  # type: ignore[assignment]
 
     @property
-    def states(self) -> Model:
-        """The states of the program's session."""
+    def dynamics(self) -> Model:
+        """The transitions of the program's session."""
         return self.session
 
     async def root(self) -> MASState:
@@ -72,7 +72,7 @@ class ProgramModel(PlayedModel):
         if reached.text != text:
             # The last message of a program may contain its answer.
             key = state.digest
-            self.samples.setdefault((key, reached.text), self.samples[key, text])
+            self.origins.setdefault((key, reached.text), self.origins[key, text])
 
     def completed(self, plan: Plan) -> Plan:
         """Add the program's requests on the chosen path, by the node of each reply."""
@@ -132,7 +132,7 @@ class ProgramModels(SearchSource):
         return {"program": self.program}
 
     @contextmanager
-    def opened(self, policy: PolicyBase, sample: Sample) -> Iterator[MakeModel]:
+    def opened(self, policy: PolicyBase, sample: SampleFrom) -> Iterator[MakeModel]:
         """Open a runner of the program."""
         runner = self.program.open(policy)
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mas_gym.errors import ExhaustedError, SearchError
-from mas_gym.policies.base import derive_seed
+from mas_gym.policies.base import Messages, derive_seed
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade
 from mas_gym.tasks.grading.graders import NO_REFERENCE
-from search.models.base import Messages, SampleOrigin, SearchModel
+from search.models.base import SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose, Request, Tag, Tags
 from search.tree import Proposal, Tree
@@ -137,7 +137,7 @@ class RecordedModel(SearchModel):
 
     async def successors(self, requests: Sequence[Propose]) -> list[list[Proposal]]:
         """Return recorded messages not yet drawn, in seeded order."""
-        if not any(len(self.world.at(one.state)) > self.draw(one.state, 0) for one in requests):
+        if not any(len(self.world.at(one.state)) > self.count_draws(one.state, 0) for one in requests):
             self.report("", Usage(unrecorded=sum(request.n for request in requests)))
             raise ExhaustedError(f"no recorded message is left at the state after turn {requests[0].state.depth}")
         return [self._take(request.state, request.n) for request in requests]
@@ -148,18 +148,18 @@ class RecordedModel(SearchModel):
             order = [*self.world.at(state)]
             random.Random(derive_seed(self.setup.seed, self.problem.id, state.digest, 0)).shuffle(order)
             self._orders[state.digest] = order
-        start = self.draw(state, 0)
+        start = self.count_draws(state, 0)
         drawn = order[start : start + n]
-        self.draw(state, len(drawn))
+        self.count_draws(state, len(drawn))
         tokens = sum(proposal.tokens for proposal in drawn)
         self.report("", Usage(agent_calls=len(drawn), generated_tokens=tokens, unrecorded=n - len(drawn)))
         for proposal in drawn:
-            self.samples.setdefault((state.digest, proposal.action.text), SampleOrigin(proposal, None))
+            self.origins.setdefault((state.digest, proposal.action.text), SampleOrigin(proposal, None))
         return drawn
 
     def reply(self, request: Request) -> object:
         """Answer `Tags`: a recorded run has one."""
         if isinstance(request, Tags):
-            self.draw(request.state, 0)
+            self.count_draws(request.state, 0)
             return (Tag("", self.setup.budget.tag_cost("")),)
         return super().reply(request)

@@ -18,7 +18,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
-from search.models.base import MakeModel, Report, Sample, SearchSource
+from search.models.base import MakeModel, Report, SampleFrom, SearchSource
 from search.models.recorded import RecordedModel, RecordedTree, world_of
 from search.results.run_info import RunInfo, is_recorded
 from search.setup import Setup
@@ -99,7 +99,7 @@ class Recorded(Sequence[Problem], SearchSource):
         return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
 
     @contextmanager
-    def opened(self, policy: PolicyBase, sample: Sample) -> Iterator[MakeModel]:
+    def opened(self, policy: PolicyBase, sample: SampleFrom) -> Iterator[MakeModel]:
         """Yield a function that creates the model of a problem; nothing is shared."""
 
         def make(setup: Setup, problem: Problem, report: Report) -> RecordedModel:

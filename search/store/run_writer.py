@@ -202,9 +202,9 @@ class RunWriter:
             )
         return plan
 
-    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
+    def save(self, problem: Problem, plan: Plan, origins: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
         """Write a finished search and its cost in one transaction."""
-        seeds = {key: entry.seed for key, entry in made.items() if entry.seed is not None}
+        seeds = {key: origin.seed for key, origin in origins.items() if origin.seed is not None}
         before, mark = (self._fresh, self._facts), None
         try:
             with explained(self.path), transaction(self._connection):
