@@ -100,7 +100,13 @@ def load_scalar(
     if not hasattr(model, "score"):
         raise ConfigError(f"expected a decoder with a head named 'score', got {type(model).__name__} in {folder}")
     model.config.pad_token_id = pad
+    model.score.register_forward_pre_hook(_in_own_dtype)
     return model
+
+
+def _in_own_dtype(head: torch.nn.Linear, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Convert the hidden states of a backbone in 16 bits for a head in float32."""
+    return inputs[0].to(head.weight.dtype), *inputs[1:]
 
 
 def load_pretrained(
@@ -230,8 +236,7 @@ def hidden_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
 
 def read_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """Return the head's logits for last hidden states of shape (K, hidden size)."""
-    score = inner(model).score
-    logits: torch.Tensor = score(hidden.to(score.weight.dtype))[:, 0]
+    logits: torch.Tensor = inner(model).score(hidden)[:, 0]
     # float64 is kept, because it is used when results must not depend on the batch.
     return logits if logits.dtype.itemsize == 8 else logits.float()
 

@@ -28,7 +28,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mas_gym.policies.local.forward import threads_for
-from rewardmodels.data.encode import EncodedState, Ids, Trie, chunks, collate_plain, merge_beginnings
+from rewardmodels.data.encode import MOST_TOKENS, EncodedState, Ids, Trie, chunks, collate_plain, merge_beginnings
 from rewardmodels.model.backbone import alike, hidden_at, inner, logits_at, probe, read_head, to_device
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 ATTENTION = "mas_gym_parts"
 """Name of this attention implementation in transformers."""
+
+_CPU_TOKENS = 1024
+"""Largest forward pass on a CPU, in tokens: the intermediate results of a longer one leave its cache."""
 
 # Arguments of unsupported attention: a window, capped scores, sinks.
 _SPECIAL = ("sliding_window", "softcap", "s_aux")
@@ -119,12 +122,11 @@ def forward_parts(model: PreTrainedModel, parts: Sequence[Part]) -> tuple[torch.
         The last hidden state at the end of each part, shape (N, hidden size), and for each part the keys and values of
         its tokens, shape (L, 2, H, S, D).
     """
-    weight = inner(model).score.weight
-    device = weight.device
+    device, dtype = inner(model).device, inner(model).dtype
     spans = [(int(a), int(b)) for a, b in pairwise(np.cumsum([0, *(len(part.ids) for part in parts)]))]
     before = [_before(part, spans) for part in parts]
     masks = [
-        torch.full((b - a, seen + b - a), -torch.inf, dtype=weight.dtype, device=device).triu_(seen + 1)
+        torch.full((b - a, seen + b - a), -torch.inf, dtype=dtype, device=device).triu_(seen + 1)
         for (a, b), seen in zip(spans, before, strict=True)
     ]
     layout = _Layout(parts, spans, masks)
@@ -163,12 +165,12 @@ def enable_parts(model: PreTrainedModel, pad: int) -> bool:
     (first, second), (_, third, fourth) = states[0], states[2]
     try:
         with torch.inference_mode():
-            whole = logits_at(model, to_device(collate_plain(states, pad), backbone.score.weight.device))
+            whole = logits_at(model, to_device(collate_plain(states, pad), backbone.device))
             backbone.set_attn_implementation(ATTENTION)
             ends, fresh = forward_parts(model, [Part(first), Part(second, above=(0,)), Part(third, above=(0,))])
             past = torch.cat((fresh[0], fresh[2]), dim=3)
             rest, _ = forward_parts(model, [Part(fourth, past)])
-            if alike(read_head(model, torch.cat((ends[1:], rest))), whole, backbone.score.weight.dtype):
+            if alike(read_head(model, torch.cat((ends[1:], rest))), whole, backbone.dtype):
                 return True
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
         pass
@@ -245,6 +247,7 @@ class PrefixScorer:
         self.model, self.pad = model, pad
         self.parameters = sum(p.numel() for p in model.parameters())
         self.share = share and enable_parts(model, pad)
+        self.most_tokens = _CPU_TOKENS if next(model.parameters()).device.type == "cpu" else MOST_TOKENS
         self.cache = PrefixCache(capacity)
         self.counts = Counts()
 
@@ -272,7 +275,7 @@ class PrefixScorer:
         device = next(self.model.parameters()).device
         order = sorted(range(len(states)), key=lambda i: states[i].length)
         # States are sorted by length, so a chunk is padded to the length of its last state.
-        for chunk in chunks(order, [states[i].length for i in order], padded=True):
+        for chunk in chunks(order, [states[i].length for i in order], padded=True, limit=self.most_tokens):
             batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), device)
             self.counts.encoded += sum(states[i].length for i in chunk)
             for i, value in zip(chunk, hidden_at(self.model, batch), strict=True):
@@ -289,7 +292,7 @@ class PrefixScorer:
             # The last part is computed even if it is cached: its hidden state is not cached.
             new.update(dict.fromkeys(path[self._cached([keys[node] for node in path[:-1]]) :]))
         found: dict[int, torch.Tensor] = {}
-        for nodes in chunks(list(new), [len(trie.parts[node]) for node in new]):
+        for nodes in chunks(list(new), [len(trie.parts[node]) for node in new], limit=self.most_tokens):
             found.update(self._forward(trie, keys, nodes, closed))
         self.cache.trim()
         return [found[end] for end in trie.ends]
