@@ -285,7 +285,7 @@ class PrefixScorer:
     def _shared(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[torch.Tensor]:
         trie = merge_beginnings([state.parts for state in states])
         keys = node_keys(trie)
-        closed = {end for end, is_open in zip(trie.ends, open_end, strict=True) if not is_open}
+        closed = {end for end, is_open in zip(trie.ends, open_end, strict=True) if not is_open} - set(trie.parents)
         new: dict[int, None] = {}
         for end in trie.ends:
             path = trie.path(end)

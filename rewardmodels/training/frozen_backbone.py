@@ -66,7 +66,7 @@ class FrozenBackbone:
         done = 0
         for states in trees.values():
             new = [state for state in states if state not in self._known]
-            # No state is continued in a later call, so nothing is worth caching.
+            # No state is continued in a later call.
             hidden = self._scorer.hidden(self.encoder.encode_parts(new), [False] * len(new)) if new else []
             self._known.update(zip(new, (row.float() for row in hidden), strict=True))
             done += len(states)
