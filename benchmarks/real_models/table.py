@@ -23,7 +23,7 @@ from search.store import open_store
 
 FOLDER = Path(__file__).parent
 DRAWS = 10
-AGENTS = {"rpsv": "RPSV", "cot": "`cot`"}
+AGENTS = {"rpsv": "RPSV, low limits", "paper": "RPSV", "cot": "`cot`"}
 
 
 class Row(NamedTuple):
@@ -86,13 +86,25 @@ def cut(system: str) -> float:
     return sum(found) / len(found)
 
 
+SEARCHES = {
+    "paper-bon-orm": "bon:5, ORM",
+    "paper-bon-masprm": "bon:5, MASPRM",
+    "paper-sbs-likelihood": "sbs:5,1, policy likelihood",
+    "paper-sbs-masprm": "sbs:5,1, MASPRM",
+}
+"""Labels of the stored runs with the paper's token limits."""
+
 PAIRS = (
-    ("RPSV | single, the paper's limits", "RPSV | single"),
-    ("RPSV | single, the paper's limits", "`cot` | sc:2"),
-    ("`cot` | sc:2", "RPSV | single"),
-    ("`cot` | sc:10", "RPSV | sc:5"),
-    ("`cot` | sc:10", "RPSV | sbs:5,1, policy likelihood"),
-    ("`cot` | sc:20", "RPSV | sc:10"),
+    ("RPSV | single", "RPSV, low limits | single"),
+    ("RPSV | single", "`cot` | sc:3"),
+    ("RPSV | sc:5", "`cot` | sc:13"),
+    ("RPSV | bon:5, ORM", "`cot` | sc:13"),
+    ("RPSV | sbs:5,1, MASPRM", "`cot` | sc:13"),
+    ("RPSV | bon:5, ORM", "RPSV | sc:5"),
+    ("RPSV | sbs:5,1, MASPRM", "RPSV | sc:5"),
+    ("RPSV | sbs:5,1, MASPRM", "RPSV | sbs:5,1, policy likelihood"),
+    ("`cot` | sc:10", "RPSV, low limits | sc:5"),
+    ("`cot` | sc:20", "RPSV, low limits | sc:10"),
     ("`cot` | bon:10, ORM", "`cot` | sc:10"),
     ("`cot` | bon:20, ORM", "`cot` | sc:20"),
 )
@@ -100,19 +112,18 @@ PAIRS = (
 
 def lines(orm: str) -> Iterator[str]:
     """Yield the lines of both tables."""
-    rows = sampled("rpsv", (1, 5, 10)) | searched("rpsv", "beam-rpsv", "sbs:5,1, policy likelihood")
-    rows |= searched("rpsv", "pass-rpsv", "single, the paper's limits")
-    rows |= sampled("cot", (1, 2, 5, 10, 20)) | best("cot", rewardmodels.load_critic(orm), (5, 10, 20))
+    rows = sampled("paper", (1, 5))
+    for store, label in SEARCHES.items():
+        rows |= searched("paper", store, label)
+    rows |= sampled("rpsv", (1, 5, 10)) | searched("rpsv", "beam-rpsv", "sbs:5,1, policy likelihood")
+    rows |= sampled("cot", (1, 3, 5, 10, 13, 20)) | best("cot", rewardmodels.load_critic(orm), (5, 10, 20))
     yield from ("| agents | choice | Hit@1 | 95% interval | TOK |", "|---|---|---|---|---|")
     for label, row in rows.items():
         low, high = accuracy_interval(list(row.right.values()), 1)
         mean = sum(row.right.values()) / len(row.right)
         yield f"| {label} | {100 * mean:.1f} | {100 * low:.1f} to {100 * high:.1f} | {row.tokens:,.0f} |"
-    team, one = (f"{100 * cut(system):.0f}%" for system in AGENTS)
-    yield from (
-        "",
-        f"A token limit ended at least one message in {team} of RPSV's transcripts and in {one} of those of `cot`.",
-    )
+    shares = ", ".join(f"{100 * cut(system):.0f}% ({name})" for system, name in AGENTS.items())
+    yield from ("", f"A token limit ended at least one message in this share of the transcripts: {shares}.")
     yield from ("", "| difference | points | 95% interval | tokens |", "|---|---|---|---|")
     for a, b in PAIRS:
         gap = paired_difference(rows[a].right, rows[b].right)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FOLDS = 5
-PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)
+PENALTIES = (100.0, 10.0, 1.0, 0.1, 0.01)
 """Candidate weights of the L2 penalty, per standard deviation of the features; cross-validation selects the best."""
 
 _LOG_SECONDS = 15.0
@@ -95,6 +95,23 @@ class FrozenBackbone:
         hidden = torch.stack([self._known[state] for state in places])
         return Features(ordered, hidden, better, torch.tensor(worse, dtype=torch.long), target)
 
+    def select_penalty(self, examples: Sequence[Example], config: TrainingConfig) -> float:
+        """Return the penalty with the least loss in cross-validation by problem."""
+        owner = problem_numbers(examples)
+        folds = min(FOLDS, int(owner.max()) + 1)
+        losses = dict.fromkeys(PENALTIES, 0.0)
+        for fold in range(folds if folds > 1 else 0):
+            inside = (owner % folds == fold).tolist()
+            rest, tested = (
+                self.features([one for one, here in zip(examples, inside, strict=True) if here is side])
+                for side in (False, True)
+            )
+            for penalty in PENALTIES:
+                losses[penalty] += float(tested.loss(config, fitted(rest, config, penalty))) / folds
+        stated = ", ".join(f"{loss:.4f} with {penalty:g}" for penalty, loss in losses.items())
+        self.log(f"{len(examples):,} examples; loss in cross-validation by penalty: {stated}")
+        return min(PENALTIES, key=losses.__getitem__)
+
 
 def _states(examples: Sequence[Example]) -> list[tuple[str, ...]]:
     return [state for one in examples for state in (one.chosen, one.rejected) if state is not None]
@@ -152,25 +169,12 @@ def train_head(
         TrainingError: The loss is not finite.
     """
     backbone.encode([*learned, *held, *labeled])
-    owner = problem_numbers(learned)
-    folds = min(FOLDS, int(owner.max()) + 1)
-    losses = dict.fromkeys(PENALTIES, 0.0)
-    for fold in range(folds if folds > 1 else 0):
-        inside = (owner % folds == fold).tolist()
-        rest, tested = (
-            backbone.features([one for one, here in zip(learned, inside, strict=True) if here is side])
-            for side in (False, True)
-        )
-        for penalty in PENALTIES:
-            losses[penalty] += float(tested.loss(config, _fitted(rest, config, penalty))) / folds
-    penalty = min(PENALTIES, key=losses.__getitem__)
-    head = _fitted(backbone.features(learned), config, penalty)
+    penalty = backbone.select_penalty(learned, config)
+    head = fitted(backbone.features(learned), config, penalty)
     if not bool(torch.isfinite(head).all()):
         raise TrainingError("the loss is not finite; check the weights of the backbone")
     weight = inner(backbone.model).score.weight
     weight.copy_(head[None].to(weight))
-    stated = ", ".join(f"{loss:.4f} with {one:g}" for one, loss in losses.items())
-    backbone.log(f"{len(learned):,} examples; loss in cross-validation by penalty: {stated}")
     tested = backbone.features(held)
     metrics = measured(config.kind, tested.examples, *tested.logits(head))
     if labeled:
@@ -179,7 +183,7 @@ def train_head(
     return {**metrics, "penalty": penalty}
 
 
-def _fitted(features: Features, config: TrainingConfig, penalty: float) -> torch.Tensor:
+def fitted(features: Features, config: TrainingConfig, penalty: float) -> torch.Tensor:
     """Return the head with the least penalized loss."""
     scale = features.hidden.std(dim=0).clamp(min=1e-6)
     # Without a bias, features are scaled but not centered.
