@@ -68,7 +68,7 @@ class FrozenBackbone:
             new = [state for state in states if state not in self._known]
             # No state is continued in a later call.
             hidden = self._scorer.hidden(self.encoder.encode_parts(new), [False] * len(new)) if new else []
-            self._known.update(zip(new, (row.float() for row in hidden), strict=True))
+            self._known.update(zip(new, (row.float().cpu() for row in hidden), strict=True))
             done += len(states)
             if (now := time.monotonic()) - logged > _LOG_SECONDS:
                 logged = now
