@@ -88,8 +88,6 @@ def cut(system: str) -> float:
 
 SEARCHES = {
     "paper-bon-orm": "bon:5, ORM",
-    "paper-bon-masprm": "bon:5, MASPRM",
-    "paper-sbs-likelihood": "sbs:5,1, policy likelihood",
     "paper-sbs-masprm": "sbs:5,1, MASPRM",
 }
 """Labels of the stored runs with the paper's token limits."""
@@ -102,7 +100,7 @@ PAIRS = (
     ("RPSV | sbs:5,1, MASPRM", "`cot` | sc:13"),
     ("RPSV | bon:5, ORM", "RPSV | sc:5"),
     ("RPSV | sbs:5,1, MASPRM", "RPSV | sc:5"),
-    ("RPSV | sbs:5,1, MASPRM", "RPSV | sbs:5,1, policy likelihood"),
+    ("RPSV | sbs:5,1, MASPRM", "RPSV | bon:5, policy likelihood"),
     ("`cot` | sc:10", "RPSV, low limits | sc:5"),
     ("`cot` | sc:20", "RPSV, low limits | sc:10"),
     ("`cot` | bon:10, ORM", "`cot` | sc:10"),
