@@ -21,7 +21,7 @@ from benchmarks.real_models.table import FOLDER
 from rewardmodels.data.dataset import Example, LabeledTree, RewardData, collect, stored_trees
 from rewardmodels.data.encode import Encoder, state_parts
 from rewardmodels.training.config import TrainingConfig
-from rewardmodels.training.frozen_backbone import FrozenBackbone, fitted
+from rewardmodels.training.frozen_backbone import FrozenBackbone, fitted_head
 from rewardmodels.training.metrics import interval
 from rewardmodels.training.train_critic import open_backbone, train_frozen
 from search.plan import Plan
@@ -93,7 +93,7 @@ def held_out_preferences(
     for fold in range(FOLDS):
         out = set(problems[fold::FOLDS])
         learned = backbone.features([one for one in examples if one.problem_id not in out])
-        head = fitted(learned, config, backbone.select_penalty(learned.examples, config))
+        head = fitted_head(learned, config, backbone.select_penalty(learned.examples, config))
         places = [i for i, one in enumerate(pairs) if one.problem_id in out]
         better, worse = backbone.features([pairs[i] for i in places]).logits(head)
         for place, gap in zip(places, (better - worse).tolist(), strict=True):

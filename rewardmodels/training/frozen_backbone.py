@@ -107,7 +107,7 @@ class FrozenBackbone:
                 for side in (False, True)
             )
             for penalty in PENALTIES:
-                losses[penalty] += float(tested.loss(config, fitted(rest, config, penalty))) / folds
+                losses[penalty] += float(tested.loss(config, fitted_head(rest, config, penalty))) / folds
         stated = ", ".join(f"{loss:.4f} with {penalty:g}" for penalty, loss in losses.items())
         self.log(f"{len(examples):,} examples; loss in cross-validation by penalty: {stated}")
         return min(PENALTIES, key=losses.__getitem__)
@@ -170,7 +170,7 @@ def train_head(
     """
     backbone.encode([*learned, *held, *labeled])
     penalty = backbone.select_penalty(learned, config)
-    head = fitted(backbone.features(learned), config, penalty)
+    head = fitted_head(backbone.features(learned), config, penalty)
     if not bool(torch.isfinite(head).all()):
         raise TrainingError("the loss is not finite; check the weights of the backbone")
     weight = inner(backbone.model).score.weight
@@ -183,7 +183,7 @@ def train_head(
     return {**metrics, "penalty": penalty}
 
 
-def fitted(features: Features, config: TrainingConfig, penalty: float) -> torch.Tensor:
+def fitted_head(features: Features, config: TrainingConfig, penalty: float) -> torch.Tensor:
     """Return the head with the least penalized loss."""
     scale = features.hidden.std(dim=0).clamp(min=1e-6)
     # Without a bias, features are scaled but not centered.
