@@ -73,7 +73,7 @@ def siblings(trees: list[LabeledTree]) -> list[Siblings]:
                 states = tree.states[one], tree.states[other]
                 chosen, rejected = (tuple(state_parts(item.mas, state)) for state in states)
                 agent, depth = item.mas.agents[states[0].speaker].name, states[0].depth - 1
-                source = f"{item.problem_id}", item.task, item.problem_id, item.mas.name, depth, agent
+                source = item.problem_id, item.task, item.problem_id, item.mas.name, depth, agent
                 gap = tree.mean_logprob(one) - tree.mean_logprob(other)
                 found.append(Siblings(Example(*source, chosen, target, rejected, less), prefers(gap)))
     return found
@@ -101,8 +101,8 @@ def held_out_preferences(
     return found
 
 
-def row(pairs: list[Example], agent: str, preferred: list[float]) -> str:
-    """Return a cell: the share of pairs of an agent whose better sibling is preferred, with its interval."""
+def cell(pairs: list[Example], agent: str, preferred: list[float]) -> str:
+    """Return the percentage of an agent's pairs in which a critic prefers the better sibling, with a 95% interval."""
     chosen = [i for i, one in enumerate(pairs) if agent in (one.agent, "all")]
     values = np.array([preferred[i] for i in chosen])
     low, high = interval([pairs[i] for i in chosen], lambda drawn: float(values[drawn].mean()))
@@ -136,7 +136,7 @@ def main() -> None:
     print("| agent | pairs | " + " | ".join(preferred) + " |\n|---|---|" + "---|" * len(preferred))
     for agent in agents:
         count = sum(agent in (one.agent, "all") for one in examples)
-        print(f"| {agent} | {count} | " + " | ".join(row(examples, agent, one) for one in preferred.values()) + " |")
+        print(f"| {agent} | {count} | " + " | ".join(cell(examples, agent, one) for one in preferred.values()) + " |")
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ def train_frozen(
 def _divided(
     config: TrainingConfig, data: RewardData, points: RewardData | None
 ) -> tuple[RewardData, RewardData, Sequence[Example], Sequence[Example]]:
-    """Return the examples for training and the held-out ones, and the same for labeled states beside pairs."""
+    """Return training and held-out examples and, for pairs, the labeled states of both parts of the problems."""
     learned, held = split(data, config.held_out)
     if points is None or data.kind != "pairs":
         return learned, held, (), ()
