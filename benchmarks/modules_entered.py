@@ -1,7 +1,7 @@
 """Modules that are executed for one question: ``python -m benchmarks.modules_entered``.
 
-The script runs one search of MCTS(10,3) with a scripted policy and a critic drawn from a hash, without a store. A first
-run imports all modules, so that only calls are counted in the second. Modules that are entered only before the run
+The script runs one search of MCTS(10,3) without a store; its policy and its critic draw from a hash. A first run
+imports all modules, so that only calls are counted in the second. Modules that are entered only before the run
 reads its problem load the parts of the run.
 """
 
@@ -16,10 +16,18 @@ from types import FrameType
 
 import search
 from benchmarks.store_reading import DrawnCritic
-from mas_gym.policies import ScriptedPolicy
+from mas_gym.policies import AsyncPolicy, Sample, SamplingReply, SamplingRequest
 from mas_gym.tasks import Problem
 
 ROOT = Path(search.__file__).parents[1]
+
+
+class DrawnPolicy(AsyncPolicy):
+    """Messages drawn from the seeds."""
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        texts = [f"It may be {seed % 977}. Final Answer: {seed % 5}" for seed in request.seeds]
+        return SamplingReply(tuple(Sample(text, 10, None, "stop") for text in texts))
 
 
 def question(seed: int, read: Callable[[], None] = lambda: None) -> None:
@@ -27,8 +35,8 @@ def question(seed: int, read: Callable[[], None] = lambda: None) -> None:
         read()
         yield Problem("p", "What is 3 modulo 5?", "3")
 
-    policy = ScriptedPolicy(lambda request, seed: f"It may be {seed % 977}. Final Answer: {seed % 5}")
-    list(search.run("mcts:10,3", problems(), mas="rpsv", policy=policy, critic=DrawnCritic("first"), seed=seed))
+    parts = {"policy": DrawnPolicy(), "critic": DrawnCritic("first")}
+    list(search.run("mcts:10,3", problems(), mas="rpsv", **parts, seed=seed, raise_errors=True))
 
 
 def module(frame: FrameType | None) -> str | None:
@@ -52,9 +60,11 @@ def main() -> None:
             if caller not in (None, here):
                 crossed[caller or "", here] += 1
 
-    question(1)
     sys.setprofile(note)
     threading.setprofile(note)
+    question(1)
+    entered.clear()
+    crossed.clear()
     question(2, lambda: loading.update(entered))
     sys.setprofile(None)
     threading.setprofile(None)

@@ -8,8 +8,8 @@ from functools import cache
 
 from mas_gym.errors import ConfigError, shown
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Grade, Grader, Problem, as_task, is_task
-from mas_gym.tasks.grading.graders import NO_REFERENCE, KindGrader
+from mas_gym.tasks.base import Grade, Grader, Problem, Task
+from mas_gym.tasks.grading.answers import NO_REFERENCE, KindGrader
 from mas_gym.tasks.grading.judge import Judge
 from search.plan import AnytimePoint, Plan
 from search.usage import Usage
@@ -41,7 +41,7 @@ class ProblemGrader:
         recorded: Mapping[bytes, Grade] | None = None,
     ) -> None:
         """Use the task's custom grading if it has one, otherwise strict grading."""
-        task: Grader = as_task(problems) if is_task(problems) else KindGrader()
+        task: Grader = problems if isinstance(problems, Task) else KindGrader()
         self._problem = problem
         self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
         self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
@@ -140,7 +140,7 @@ def grading_threads(task: object, kind: str) -> int:
 
     Slow grading (a judge, code, symbolic equality, a user's function) must not block the scheduler's loop.
     """
-    grader = as_task(task).grader if is_task(task) else KindGrader()
+    grader = task.grader if isinstance(task, Task) else KindGrader()
     if isinstance(grader, KindGrader):
         if kind in _QUICK:
             return 0

@@ -149,36 +149,36 @@ ProposalOf = Callable[[MASState], Proposal | None]
 """Returns the proposal that led to a state; None if its message was not written by a policy."""
 
 
-def checked_plan(plan: object, root: MASState, dynamics: Dynamics, planner: str, proposal_of: ProposalOf) -> Plan:
+def checked_plan(plan: object, root: MASState, dynamics: Dynamics, proposal_of: ProposalOf) -> Plan:
     """Return a planner's plan with the nodes of its candidates and of its anytime curve.
 
     Raises:
         SearchError: The object is not a plan, or its candidates are not terminal states below the root.
     """
     if not isinstance(plan, Plan):
-        raise SearchError(f"planner {planner}: expected plan() to return a search.Plan, got {type(plan).__name__}")
+        raise SearchError(f"planner: expected plan() to return a search.Plan, got {type(plan).__name__}")
     if not plan.candidates:
-        raise SearchError(f"planner {planner}: expected at least one terminal candidate in its plan, got none")
+        raise SearchError("planner: expected at least one terminal candidate in its plan, got none")
     for candidate in plan.candidates:
         if candidate.state.path()[0] != root:
             raise SearchError(
-                f"planner {planner}: expected candidates that start at the root of the search, got one that starts at "
+                "planner: expected candidates that start at the root of the search, got one that starts at "
                 "another state"
             )
         if not dynamics.is_terminal(candidate.state):
             raise SearchError(
-                f"planner {planner}: expected terminal candidates, got a state at turn {candidate.state.depth}; "
+                f"planner: expected terminal candidates, got a state at turn {candidate.state.depth}; "
                 "an intermediate message is not an answer"
             )
-    return replace(_with_nodes(plan, root, dynamics, planner, proposal_of), mas=dynamics.mas)
+    return replace(_with_nodes(plan, root, dynamics, proposal_of), mas=dynamics.mas)
 
 
-def _with_nodes(plan: Plan, root: MASState, dynamics: Dynamics, planner: str, proposal_of: ProposalOf) -> Plan:
+def _with_nodes(plan: Plan, root: MASState, dynamics: Dynamics, proposal_of: ProposalOf) -> Plan:
     """Fill in the nodes of candidates and of the curve, and add missing paths to the tree."""
     tree = Tree(root) if plan.tree is None else plan.tree
     if not isinstance(tree, Tree) or tree.states[0] != root:
         got = f"a tree with root {tree.states[0]!r:.80}" if isinstance(tree, Tree) else type(tree).__name__
-        raise SearchError(f"planner {planner}: expected the plan's tree to be a search.Tree(root), got {got}")
+        raise SearchError(f"planner: expected the plan's tree to be a search.Tree(root), got {got}")
     index: dict[MASState, int] = {}
     for node, state in enumerate(tree.states):
         index.setdefault(state, node)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mas_gym.errors import ConfigError
-from search.plan import Plan
 from search.usage import Usage
 
 
@@ -44,16 +43,6 @@ class Progress:
             stored=self.stored + other.stored,
             open=self.open + other.open,
             usage=self.usage + other.usage,
-        )
-
-    def with_plan(self, plan: Plan, fresh: bool) -> Progress:
-        """Count one more plan."""
-        return replace(
-            self,
-            done=self.done + 1,
-            correct=self.correct + bool(plan.correct),
-            failed=self.failed + (plan.error is not None),
-            stored=self.stored + (not fresh),
         )
 
     def __str__(self) -> str:

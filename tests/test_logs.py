@@ -16,7 +16,8 @@ from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, UnknownNameError, UserCodeError
 from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognize
-from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
+from mas_gym.tasks.grading.answers import KindGrader
+from mas_gym.tasks.grading.graders import FunctionGrader
 from search.compare.imported_transcripts import read_labeled
 from search.report.report import write_report
 from search.report.report_data import read_reports

@@ -16,7 +16,8 @@ from mas_gym.cli.view import Pages
 from mas_gym.errors import StoreError
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask
-from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
+from mas_gym.tasks.grading.answers import KindGrader
+from mas_gym.tasks.grading.graders import FunctionGrader
 from search.critics import ConstantCritic
 from search.report.report import write_report
 from search.store import regrade

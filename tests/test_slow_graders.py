@@ -19,7 +19,8 @@ import search
 from mas_gym.errors import BudgetError, PolicyError, StoreError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask
-from mas_gym.tasks.grading.graders import KindGrader, make_grader
+from mas_gym.tasks.grading.answers import KindGrader
+from mas_gym.tasks.grading.graders import make_grader
 from mas_gym.tasks.grading.judge import Judge
 from search.grading import grading_threads
 from search.results.table_formats import to_csv, to_html, to_markdown

@@ -17,7 +17,8 @@ import search
 from mas_gym.cli.status import active_time
 from mas_gym.errors import StoreError
 from mas_gym.tasks import Grade, Problem
-from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
+from mas_gym.tasks.grading.answers import KindGrader
+from mas_gym.tasks.grading.graders import FunctionGrader
 from search import Plan, open_store
 from search.compare.reliability import ScoredStates
 from search.results.outcomes import outcome_of, totals_of

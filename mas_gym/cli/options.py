@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
-    from mas_gym.tasks.grading.graders import KindGrader
+    from mas_gym.tasks.grading.answers import KindGrader
     from search.compare.comparison_runs import Start
     from search.service.telemetry import ProgressListener
     from search.setup import RunSpec

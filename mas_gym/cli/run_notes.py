@@ -26,7 +26,8 @@ def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str
 
 def note_judge(task: Task) -> None:
     """Print a judge's cost, which is not included in TOK."""
-    from mas_gym.tasks.grading.graders import CustomGrader, KindGrader
+    from mas_gym.tasks.grading.answers import KindGrader
+    from mas_gym.tasks.grading.graders import CustomGrader
     from mas_gym.tasks.grading.judge import Judge
 
     judge = task.grader.judge if isinstance(task.grader, KindGrader | CustomGrader) else None

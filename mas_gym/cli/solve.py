@@ -81,7 +81,7 @@ def solve(
 
 def _own(question: str, source: opt.TaskSource) -> Task:
     from mas_gym.tasks import Problem, ProblemTask
-    from mas_gym.tasks.grading.graders import Ungraded
+    from mas_gym.tasks.grading.answers import Ungraded
 
     if not question.strip():
         raise ConfigError("expected a question, got an empty string")

@@ -428,7 +428,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
 
 def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:
     """Return the run's grading function for texts; None for graders that need a file, a judge or a sandbox."""
-    from mas_gym.tasks.grading.graders import KindGrader
+    from mas_gym.tasks.grading.answers import KindGrader
 
     if grading not in GRADING_MODES:
         return None

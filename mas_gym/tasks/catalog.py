@@ -43,8 +43,8 @@ from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
 from mas_gym.tasks.data_rows import RawRow, read_rows
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp, three_ways
-from mas_gym.tasks.grading.answers import check_mode
-from mas_gym.tasks.grading.graders import Function, KindGrader, make_grader
+from mas_gym.tasks.grading.answers import KindGrader, check_mode
+from mas_gym.tasks.grading.graders import Function, make_grader
 from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math

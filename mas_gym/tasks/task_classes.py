@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Self, overload
 from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.internal.suggestions import choice
 from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task, unknown_problem
-from mas_gym.tasks.grading.answers import check_mode
-from mas_gym.tasks.grading.graders import CustomGrader, KindGrader, make_grader
+from mas_gym.tasks.grading.answers import KindGrader, check_mode
+from mas_gym.tasks.grading.graders import CustomGrader, make_grader
 
 DEFAULT_DIFFICULTY = 3
 

@@ -76,7 +76,14 @@ class Journal:
         return None if budget.rate is None else budget.cost(usage)
 
     def _count(self, plan: Plan, fresh: bool) -> None:
-        self._progress = self._progress.with_plan(plan, fresh)
+        now = self._progress
+        self._progress = replace(
+            now,
+            done=now.done + 1,
+            correct=now.correct + bool(plan.correct),
+            failed=now.failed + (plan.error is not None),
+            stored=now.stored + (not fresh),
+        )
         _log_search(plan, fresh)
 
     @property

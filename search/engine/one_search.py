@@ -36,7 +36,6 @@ from search.protocol import (
     Reward,
     Scores,
     ScoringContext,
-    planner_name,
 )
 from search.setup import Setup
 from search.tree import Proposal
@@ -141,8 +140,7 @@ class ActiveSearch:
             root = await self._in_time(self.model.root())
             found = await self._plan(root)
             self._ended = perf_counter()
-            name, proposal_of = planner_name(self.setup.planner), self.model.proposal_of
-            plan = checked_plan(found, root, self.setup.dynamics, name, proposal_of)
+            plan = checked_plan(found, root, self.setup.dynamics, self.model.proposal_of)
             await self._grade(self.grader.keys(plan))
             return self._finished(plan)
         except Exception as error:
@@ -160,9 +158,8 @@ class ActiveSearch:
         """Run the planner to its end and return its plan."""
         rng = random.Random(derive_seed(self.setup.seed, self.problem.id, _RNG, 0))
         generator: object = self.setup.planner.plan(self.model.dynamics, root, rng)
-        name = f"planner {planner_name(self.setup.planner)}"
         if not isinstance(generator, Generator):
-            raise SearchError(f"{name}: expected plan() to be a generator, got {type(generator).__name__}")
+            raise SearchError(f"planner: expected plan() to be a generator, got {type(generator).__name__}")
         self._generator = generator
         resume: Callable[[], object] = partial(next, generator)
         idle = refused = 0
@@ -188,8 +185,8 @@ class ActiveSearch:
         if refused:
             raise BudgetError(self._stopped)
         raise SearchError(
-            f"{name}: expected a request to the policy or critic, got {MAX_LOCAL_ROUNDS:,} consecutive rounds without "
-            "a new request; return a search.Plan to end the search"
+            f"planner: expected a request to the policy or critic, got {MAX_LOCAL_ROUNDS:,} consecutive rounds "
+            "without a new request; return a search.Plan to end the search"
         )
 
     def _refusal(self, requests: Sequence[Request]) -> BudgetError | None:

@@ -16,7 +16,7 @@ from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import Action, MASState
 from search.models.base import SampleFrom, SampleOrigin, SearchModel
 from search.plan import Plan
-from search.protocol import Propose, Request, Tag, Tags, planner_name
+from search.protocol import Propose, Request, Tag, Tags
 from search.setup import Sampling
 from search.tree import Proposal
 from search.usage import TagUsage, Usage
@@ -167,8 +167,8 @@ class PlayedModel(SearchModel):
         if tag:
             known = f"the tags {', '.join(tags)}" if tags else "a policy without tags"
             raise SearchError(
-                f"planner {planner_name(self.setup.planner)}: expected a tag of the agent {agent!r}, got {tag!r}; the "
-                f"agent has {known}; request search.Tags(state) for the names"
+                f"planner: expected a tag of the agent {agent!r}, got {tag!r}; the agent has {known}; request "
+                "search.Tags(state) for the names"
             )
         # The order differs between states, so that planners that draw once per state use every tag.
         first = derive_seed(self.setup.seed, self.problem.id, state.digest, _TURN) + start

@@ -13,7 +13,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade
-from mas_gym.tasks.grading.graders import NO_REFERENCE
+from mas_gym.tasks.grading.answers import NO_REFERENCE
 from search.models.base import SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose, Request, Tag, Tags

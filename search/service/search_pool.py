@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from mas_gym.tasks import Problem
 from mas_gym.tasks.base import Grader, Kind
-from mas_gym.tasks.grading.graders import Ungraded
+from mas_gym.tasks.grading.answers import Ungraded
 from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.task_classes import ProblemTask
 from search.budget import Budget

@@ -23,17 +23,19 @@ Grade(correct=True, extracted='18', reason='equal', tokens=0, prompt_tokens=0)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import choice
 from mas_gym.policies.reasoning import after_reasoning
-from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
+from mas_gym.tasks.base import GRADING_MODES, Grade, Grader, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper_rules
 from mas_gym.tasks.grading.answer_markers import statements
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare_expressions, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
 from mas_gym.tasks.grading.numbers import Decimal, last_number, read_number, same_number
+from mas_gym.tasks.grading.sandbox import Limits, run_tests
 from mas_gym.tasks.grading.texts import accepted_texts, matches, normalize_text, read_code, read_text
 
 
@@ -150,7 +152,7 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict", decimal: De
 
     Raises:
         MissingDependencyError: The comparison needs math-verify, which is not installed.
-        ConfigError: The kind is ``"code"`` or ``"judge"``, which need a `mas_gym.tasks.grading.graders.KindGrader`.
+        ConfigError: The kind is ``"code"`` or ``"judge"``, which need a `KindGrader`.
     """
     if problem.kind in ("text", "regex"):
         return _grade_words(problem, text)
@@ -166,3 +168,63 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict", decimal: De
     else:
         verdict = compare_expressions(problem.answer, answer, problem.kind, mode)
     return Grade(verdict == "equal", answer, verdict)
+
+
+@dataclass(frozen=True)
+class KindGrader:
+    """Grades each problem by its kind.
+
+    Attributes:
+        mode: ``"strict"`` or ``"paper"``.
+        limits: Resource limits for code; None disables code.
+        judge: Grades problems of kind ``"judge"``; None disables them.
+        decimal: The sign before the fraction of a number, ``"."`` or ``","``, where it could also separate thousands.
+    """
+
+    mode: GradingMode = "strict"
+    limits: Limits | None = None
+    judge: Grader | None = None
+    decimal: Decimal = "."
+
+    def identity(self) -> object:
+        """Return the mode, and the attributes that differ from the defaults."""
+        parts = {"limits": self.limits, "judge": self.judge, "decimal": self.decimal}
+        stated = {name: part for name, part in parts.items() if part not in (None, Limits(), ".")}
+        return {"mode": self.mode, **stated} if stated else self.mode
+
+    def refusal(self, kind: str) -> str | None:
+        """Return the reason why problems of a kind cannot be graded, or None if they can be graded."""
+        missing = (kind == "code" and self.limits is None) or (kind == "judge" and self.judge is None)
+        return NEEDS[kind] if missing else None
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalized answer from a final message, without looking at the reference."""
+        return extract_answer(problem, text, self.mode, self.decimal)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Compare the answer in a final message with the reference.
+
+        Raises:
+            ConfigError: The kind needs code execution or a judge, and this grader has none.
+        """
+        if problem.kind == "judge" and self.judge is not None:
+            return self.judge.grade(problem, text)
+        if problem.kind == "code" and self.limits is not None:
+            code = extract_answer(problem, text)
+            if code is None:
+                return Grade(False, None, "no answer found")
+            verdict = run_tests(code, problem.answer, self.limits)
+            return Grade(verdict.passed, code, verdict.reason)
+        return grade(problem, text, self.mode, self.decimal)
+
+
+NO_REFERENCE = "no reference"
+"""The reason of a grade without a reference answer."""
+
+
+class Ungraded(KindGrader):
+    """Reads answers by kind without grading them, for questions without a reference."""
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Return the answer, graded as not correct."""
+        return Grade(False, self.extract(problem, text), NO_REFERENCE)

@@ -1,4 +1,4 @@
-"""Graders: how a task extracts and grades answers, by kind or by a custom function.
+"""Custom graders: a task whose answers a function compares.
 
 A custom grader is a function ``(problem, text) -> bool | Grade``, where ``text`` is the
 whole final message::
@@ -21,7 +21,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Self
@@ -33,9 +32,7 @@ from mas_gym.internal.user_files import error_with_line
 from mas_gym.internal.workers import LineProcess, serve_lines
 from mas_gym.plugins import Registry
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
-from mas_gym.tasks.grading.answers import NEEDS, extract_answer, grade
-from mas_gym.tasks.grading.numbers import Decimal
-from mas_gym.tasks.grading.sandbox import Limits, run_tests
+from mas_gym.tasks.grading.answers import KindGrader
 
 GRADERS = Registry("grader", "mas_gym.graders", {})
 """Names of graders: those of packages. Each is a function ``(problem, text)``, or a class with such instances."""
@@ -44,66 +41,6 @@ GRADER_SECONDS = 60.0
 """Time limit of a grader in a file for one message."""
 
 Function = Callable[[Problem, str], "bool | Grade"]
-
-
-@dataclass(frozen=True)
-class KindGrader:
-    """Grades each problem by its kind.
-
-    Attributes:
-        mode: ``"strict"`` or ``"paper"``.
-        limits: Resource limits for code; None disables code.
-        judge: Grades problems of kind ``"judge"``; None disables them.
-        decimal: The sign before the fraction of a number, ``"."`` or ``","``, where it could also separate thousands.
-    """
-
-    mode: GradingMode = "strict"
-    limits: Limits | None = None
-    judge: Grader | None = None
-    decimal: Decimal = "."
-
-    def identity(self) -> object:
-        """Return the mode, and the attributes that differ from the defaults."""
-        parts = {"limits": self.limits, "judge": self.judge, "decimal": self.decimal}
-        stated = {name: part for name, part in parts.items() if part not in (None, Limits(), ".")}
-        return {"mode": self.mode, **stated} if stated else self.mode
-
-    def refusal(self, kind: str) -> str | None:
-        """Return the reason why problems of a kind cannot be graded, or None if they can be graded."""
-        missing = (kind == "code" and self.limits is None) or (kind == "judge" and self.judge is None)
-        return NEEDS[kind] if missing else None
-
-    def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalized answer from a final message, without looking at the reference."""
-        return extract_answer(problem, text, self.mode, self.decimal)
-
-    def grade(self, problem: Problem, text: str) -> Grade:
-        """Compare the answer in a final message with the reference.
-
-        Raises:
-            ConfigError: The kind needs code execution or a judge, and this grader has none.
-        """
-        if problem.kind == "judge" and self.judge is not None:
-            return self.judge.grade(problem, text)
-        if problem.kind == "code" and self.limits is not None:
-            code = extract_answer(problem, text)
-            if code is None:
-                return Grade(False, None, "no answer found")
-            verdict = run_tests(code, problem.answer, self.limits)
-            return Grade(verdict.passed, code, verdict.reason)
-        return grade(problem, text, self.mode, self.decimal)
-
-
-NO_REFERENCE = "no reference"
-"""The reason of a grade without a reference answer."""
-
-
-class Ungraded(KindGrader):
-    """Reads answers by kind without grading them, for questions without a reference."""
-
-    def grade(self, problem: Problem, text: str) -> Grade:
-        """Return the answer, graded as not correct."""
-        return Grade(False, self.extract(problem, text), NO_REFERENCE)
 
 
 class CustomGrader:
