@@ -10,6 +10,7 @@ pytest.importorskip("sklearn", reason="the features critic needs the extra 'trai
 
 from typer.testing import CliRunner
 
+from benchmarks.real_models import trees
 from benchmarks.real_models.table import FOLDER, lines
 from mas_gym.cli import app
 
@@ -32,6 +33,15 @@ def test_tables_of_the_page_come_out_of_the_published_samples(tmp_path: Path) ->
     found = list(lines(str(tmp_path / "orm")))
     assert len(found) > 30
     assert "\n".join(found) in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_tables_of_critics_come_out_of_the_published_values() -> None:
+    found = list(trees.complete_trees())
+    critics = {"PL": trees.likelihoods(found), **trees.trained()}
+    page = PAGE.read_text(encoding="utf-8")
+    for table in "\n".join(trees.tables(found, trees.true_values(found), critics)).split("\n\n"):
+        assert table in page
 
 
 @pytest.mark.parametrize("planner", ["mcts:10,3", "sbs:3,3"])
