@@ -38,9 +38,9 @@ def test_tables_of_the_page_come_out_of_the_published_samples(tmp_path: Path) ->
 @pytest.mark.slow
 def test_tables_of_critics_come_out_of_the_published_values() -> None:
     found = list(trees.complete_trees())
-    critics = {"PL": trees.likelihoods(found), **trees.trained()}
+    critics, truth = {"PL": trees.likelihoods(found), **trees.trained()}, trees.true_values(found)
     page = PAGE.read_text(encoding="utf-8")
-    for table in "\n".join(trees.tables(found, trees.true_values(found), critics)).split("\n\n"):
+    for table in "\n".join([*trees.tables(found, truth, critics), "", *trees.culprits(found, truth)]).split("\n\n"):
         assert table in page
 
 

@@ -231,9 +231,8 @@ that were tested. If a claim has several figures, they are in the order in which
 means that one side uses more than 1.5 times the tokens of the other. A dash means that the claim was not measured.
 
 The bundled agents make errors by design. The errors of the other agents are not designed. They occur on longer stories
-([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)). The real model
-is Qwen2.5-Coder-0.5B-Instruct, whose critics are heads on its frozen backbone
-([pages/qwen](qwen/main.md)).
+([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)). The real
+model is Qwen2.5-Coder-0.5B-Instruct; its critics are heads on its frozen backbone ([pages/qwen](qwen/main.md)).
 
 ```console
 python -m benchmarks.paper.claims

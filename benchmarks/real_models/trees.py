@@ -190,6 +190,30 @@ def tables(trees: Sequence[LabeledTree], truth: Values, critics: Mapping[str, Va
         yield f"| {name} | " + " | ".join([*(f"{100 * share:.0f}" for share in shares), *hits]) + " |"
 
 
+def culprits(trees: Sequence[LabeledTree], truth: Values) -> Iterator[str]:
+    """Yield the lines of a table: which agent wrote the message after which the value of a failed transcript fell most.
+
+    Trees without a correct transcript are left out, because no message lowers their value.
+    """
+    names = [agent.name for agent in trees[0].mas.agents]
+    shares = []
+    for item in (one for one in trees if truth[one.tree.states[0].digest] > -1):
+        blamed = np.zeros(len(names))
+        for node in range(len(item.tree)):
+            if item.tree.is_terminal(node) and item.tree.totals[node] < 0:
+                values = [truth[state.digest] for state in item.tree.states[node].path()]
+                blamed[int(np.argmin(np.diff(values)))] += 1
+        shares.append(blamed / blamed.sum())
+    table = np.array(shares)
+    intervals = [
+        bootstrap(len(table), lambda counts, turn=turn: counts @ table[:, turn] / len(table))
+        for turn in range(len(names))
+    ]
+    yield from ("| agent | failed transcripts |", "|---|---|")
+    for name, mean, (low, high) in zip(names, table.mean(0), intervals, strict=True):
+        yield f"| {name} | {100 * mean:.0f} ({100 * low:.0f} to {100 * high:.0f}) |"
+
+
 def claims(critics: Mapping[str, Values]) -> dict[str, list[Claim]]:
     """Return the paper's claims about MCTS(10,3), measured on the trees, by page."""
     results = {
@@ -221,8 +245,9 @@ def claims(critics: Mapping[str, Values]) -> dict[str, list[Claim]]:
 def main() -> None:
     trees = list(complete_trees())
     critics = {"PL": likelihoods(trees), **trained()}
-    for line in tables(trees, true_values(trees), critics):
-        print(line, flush=True)
+    truth = true_values(trees)
+    for line in (*tables(trees, truth, critics), "", *culprits(trees, truth)):
+        print(line)
     facts = [
         "Qwen2.5-Coder-0.5B-Instruct, GSM8K, RPSV with low token limits: [A real model](../../../docs/real-models.md)",
         f"MCTS(10,3) on the complete trees of {len(trees)} dev problems, {SEEDS} seeds",
