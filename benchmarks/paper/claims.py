@@ -230,9 +230,10 @@ to its page, which has the rows, the command, the paper's figures and, if the re
 that were tested. If a claim has several figures, they are in the order in which the claim names them. *no comparison*
 means that one side uses more than 1.5 times the tokens of the other. A dash means that the claim was not measured.
 
-The bundled agents make errors by design. The errors of the other agents are not designed. They occur on longer stories
-([pages/natural](natural/main.md)) or on unseen words ([pages/natural/reworded](natural/reworded/main.md)). The real
-model is Qwen2.5-Coder-0.5B-Instruct; its critics are heads on its frozen backbone ([pages/qwen](qwen/main.md)).
+The bundled agents make errors by design. The errors of the agents with natural errors are not designed. They occur on
+longer stories ([pages/natural](natural/main.md)) or on unseen words
+([pages/natural/reworded](natural/reworded/main.md)). The real model is Qwen2.5-Coder-0.5B-Instruct. Its critics are
+heads on its frozen backbone, and the searches use recorded trees of dev problems ([pages/qwen](qwen/main.md)).
 
 ```console
 python -m benchmarks.paper.claims
