@@ -40,7 +40,8 @@ def test_tables_of_critics_come_out_of_the_published_values() -> None:
     found = list(trees.complete_trees())
     critics, truth = {"PL": trees.likelihoods(found), **trees.trained()}, trees.true_values(found)
     page = PAGE.read_text(encoding="utf-8")
-    for table in "\n".join([*trees.tables(found, truth, critics), "", *trees.culprits(found, truth)]).split("\n\n"):
+    tables = [trees.tables(found, truth, critics), trees.culprits(found, truth), trees.losses(found, truth, critics)]
+    for table in "\n\n".join("\n".join(one) for one in tables).split("\n\n"):
         assert table in page
 
 

@@ -190,6 +190,22 @@ def tables(trees: Sequence[LabeledTree], truth: Values, critics: Mapping[str, Va
         yield f"| {name} | " + " | ".join([*(f"{100 * share:.0f}" for share in shares), *hits]) + " |"
 
 
+def losses(trees: Sequence[LabeledTree], truth: Values, critics: Mapping[str, Values]) -> Iterator[str]:
+    """Yield the lines of a table of MASPRM with each loss: preferences by agent, and accuracies."""
+    pairs = siblings(trees, truth)
+    agents = list(dict.fromkeys(pair.agent for pair in pairs))
+    planners = PLANNERS[1:]
+    yield from (
+        "| critic | " + " | ".join([*agents, *planners]) + " |",
+        "|---" * (1 + len(agents) + len(planners)) + "|",
+    )
+    for name in (name for name in critics if name.startswith("MASPRM")):
+        values = critics[name]
+        shares = [preferred([pair for pair in pairs if pair.agent == agent], values).mean() for agent in agents]
+        hits = [searched(planner, [KnownValues(values)] * SEEDS).accuracy for planner in planners]
+        yield f"| {name} | " + " | ".join(f"{100 * share:.0f}" for share in (*shares, *hits)) + " |"
+
+
 def culprits(trees: Sequence[LabeledTree], truth: Values) -> Iterator[str]:
     """Yield the lines of a table: which agent wrote the message after which the value of a failed transcript fell most.
 
@@ -246,7 +262,7 @@ def main() -> None:
     trees = list(complete_trees())
     critics = {"PL": likelihoods(trees), **trained()}
     truth = true_values(trees)
-    for line in (*tables(trees, truth, critics), "", *culprits(trees, truth)):
+    for line in (*tables(trees, truth, critics), "", *culprits(trees, truth), "", *losses(trees, truth, critics)):
         print(line)
     facts = [
         "Qwen2.5-Coder-0.5B-Instruct, GSM8K, RPSV with low token limits: [A real model](../../../docs/real-models.md)",
