@@ -1,30 +1,26 @@
 """Runs a message's code and then cases; `mas_gym.tasks.grading.sandbox` starts this file as a script, in the sandbox.
 
 The job is read as JSON from stdin. The script writes one line when the limits are set, and then one line for each case.
-If the cases are tests, the code is kept from the usual ways to forge a result (see `mas_gym.tasks.grading.sandbox`).
+The code is kept from the usual ways to forge a result (see `mas_gym.tasks.grading.sandbox`).
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import hashlib
 import json
 import math
 import numbers
 import os
 import resource
-import signal
 import site
 import sys
-import types
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
 _SHOWN = 1000
-_VALUE = 200
 _PLAIN_VALUE = 1 << 16
 _RESULT = "__case_result__"
 _SAME = "__same__"
@@ -67,57 +63,39 @@ def _add_reporter(report: int, token: str) -> None:
     sys.addaudithook(hook)
 
 
-class _CaseTimeout(BaseException):
-    """Raised in a case that has used up its CPU time."""
-
-
 def _results(job: dict[str, Any]) -> Iterator[tuple[str | None, str | None]]:
     """Run the code and then each case in one module ``__main__``; yield its value and the reason for a failure."""
     # Code could change a list that it finds in a frame.
-    seconds, tests, cases = job["seconds"], job["tests"], tuple(job["cases"])
+    cases = tuple(job["cases"])
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     module.__file__ = os.path.abspath("solution.py")
     sys.argv = [module.__file__]
-    suite = _Suite() if tests and any("unittest" in case for case in cases) else None
-    parts = [builtins, math, *(() if suite is None else suite.parts)] if tests else []
-    before = [(part, dict(vars(part))) for part in parts]
-
-    def expired(number: int, frame: types.FrameType | None) -> None:
-        raise _CaseTimeout
+    suite = _Suite() if any("unittest" in case for case in cases) else None
+    before = [(part, dict(vars(part))) for part in (builtins, math, *(() if suite is None else suite.parts))]
 
     def run(text: str, file: str) -> tuple[str | None, str | None]:
         try:
-            # Repeated, because code may swallow the exception.
-            signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
-            try:
-                return _run(module, text, file, tests), None
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-        except _CaseTimeout:
-            return None, "timed out"
+            return _run(module, text, file), None
         except SystemExit as error:
             return None, suite.verdict(error, file) if suite is not None else _described(error)
         except BaseException as error:
             return None, _described(error)
 
-    if seconds:
-        signal.signal(signal.SIGPROF, expired)
     _, broken = run(job["code"], "solution.py")
-    if tests:
-        module.__dict__.pop("load_tests", None)
-        module.__dict__[_SAME] = _same
+    module.__dict__.pop("load_tests", None)
+    module.__dict__[_SAME] = _same
     _restore(before)
     for case in cases:
         yield (None, broken) if broken else run(case, "tests.py")
 
 
-def _run(module: ModuleType, text: str, file: str, tests: bool) -> str | None:
+def _run(module: ModuleType, text: str, file: str) -> str | None:
     """Run code or a case; return the text of its value if it is an expression."""
     tree = ast.parse(text)
     body = tree.body
     is_expression = file == "tests.py" and len(body) == 1 and isinstance(body[0], ast.Expr)
-    if tests and file == "tests.py":
+    if file == "tests.py":
         text = ast.unparse(_Comparisons().visit(tree))
     program = f"{_RESULT} = (\n{text}\n)" if is_expression else text
     path = os.path.join(os.path.dirname(module.__file__ or ""), file)
@@ -127,15 +105,7 @@ def _run(module: ModuleType, text: str, file: str, tests: bool) -> str | None:
     exec(compile(program, path, "exec", dont_inherit=True), module.__dict__)
     if not is_expression:
         return None
-    value = module.__dict__.pop(_RESULT)
-    return _plain_text(value) if tests else _shortened(repr(value))
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _VALUE:
-        return text
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return text[: _VALUE - len(digest)] + digest
+    return _plain_text(module.__dict__.pop(_RESULT))
 
 
 def _described(error: BaseException) -> str:

@@ -52,7 +52,6 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError
-from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.process_groups import guard, kill
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
@@ -66,7 +65,6 @@ Sandbox = Literal["bubblewrap", "none"]
 """The isolation of code."""
 
 _START_SECONDS = 120.0  # to start the interpreter, on a busy machine
-_RESULT_BYTES = 8192
 _VALUE_BYTES = 1 << 18
 _SHOWN = 200
 _LATE, _NOT_REACHED = "timed out", "not reached"
@@ -114,58 +112,6 @@ class CodeResult(NamedTuple):
     reason: str
 
 
-class CaseResult(NamedTuple):
-    """The result of one of several cases that `run_cases` runs on the same code.
-
-    Attributes:
-        passed: Whether the case ran to completion.
-        value: ``repr`` of its value if the case is an expression and ran to completion; at most 200 characters, the
-            last of which are a digest if the text is longer.
-        reason: ``"passed"``, ``"timed out"``, ``"too complex"``, ``"not reached"`` if the process ended before the case
-            did, or ``"failed: "`` and the name of the exception.
-    """
-
-    passed: bool
-    value: str | None
-    reason: str
-
-
-def run_cases(
-    code: str, cases: Sequence[str], limits: Limits = Limits(), case_seconds: float = 0.1
-) -> list[CaseResult]:
-    """Run code once, and then each of many cases in the same module; a case that fails does not end the run.
-
-    Starting a process takes about 30 milliseconds, so one run of hundreds of short tests takes little longer than one
-    test. The cases run in order and share the module's variables.
-
-    Args:
-        code: Python code, which must define every name that the cases use.
-        cases: Statements that raise if the code is wrong, such as ``assert f(2) == 4``, or expressions such as
-            ``f(2)``; the values of expressions are returned.
-        limits: Limits of the whole run.
-        case_seconds: CPU time limit of the code, and of each case.
-
-    Returns:
-        One result per case; all cases fail if the code itself fails.
-
-    Raises:
-        ConfigError: The sandbox cannot be set up.
-    """
-    if len(code) > MAX_CHARS or max(map(len, cases), default=0) > MAX_CHARS:
-        return [CaseResult(False, None, "too complex")] * len(cases)
-    work = {"code": code, "cases": [*cases], "seconds": case_seconds, "tests": False}
-    return [
-        CaseResult(reason is None, value, _short_reason(reason))
-        for value, reason in _run(work, limits, _RESULT_BYTES)[0]
-    ]
-
-
-def _short_reason(reason: str | None) -> str:
-    if reason is None or reason in (_LATE, _NOT_REACHED):
-        return reason or "passed"
-    return f"failed: {one_line(reason.partition(':')[0])}"
-
-
 def run_tests(code: str, tests: str, limits: Limits = Limits()) -> CodeResult:
     """Run code and then its tests; both are Python in one module ``__main__``, as in ``python file.py``.
 
@@ -186,8 +132,7 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> CodeResult:
         return _failed(f"{type(error).__name__} in the tests: {error}")
     cases = [case for step in steps for case in step.cases]
     must_fail = _MUST_FAIL if any(step.holds is None for step in steps) else ()
-    work = {"code": code, "cases": [*cases, *must_fail], "seconds": 0, "tests": True}
-    found, late = _run(work, limits, _VALUE_BYTES)
+    found, late = _run(code, [*cases, *must_fail], limits)
     if late:
         return CodeResult(False, _LATE)
     results = iter(found)
@@ -219,14 +164,14 @@ Result = tuple[str | None, str | None]
 """The value of a case as text, and the reason why it failed."""
 
 
-def _run(work: JSONObject, limits: Limits, line_bytes: int) -> tuple[list[Result], bool]:
-    """Run a job in a separate process; return one result per case, and whether the process timed out."""
+def _run(code: str, cases: Sequence[str], limits: Limits) -> tuple[list[Result], bool]:
+    """Run code and cases in a separate process; return one result per case, and whether the process timed out."""
     if os.name != "posix":
         raise ConfigError("running code from messages needs an operating system with resource limits (Linux, macOS)")
     token = secrets.token_hex(16)
     limit = {"seconds": limits.seconds, "memory": limits.memory_bytes, "file": limits.file_bytes}
     limit["tasks"] = _tasks_of_user() + _MORE_TASKS
-    work = work | {"token": token, "limits": limit, "packages": _packages()}
+    work = {"code": code, "cases": cases, "token": token, "limits": limit, "packages": _packages()}
     with (
         tempfile.TemporaryDirectory(prefix="mas-gym-code-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as job,
@@ -236,7 +181,7 @@ def _run(work: JSONObject, limits: Limits, line_bytes: int) -> tuple[list[Result
         job.seek(0)
         with _started(limits.sandbox, folder, job, complaints) as process:
             assert process.stdout is not None
-            said, late = _read(process.stdout.fileno(), limits.seconds, len(work["cases"]), line_bytes)
+            said, late = _read(process.stdout.fileno(), limits.seconds, len(cases))
         started, _, rest = said.partition(b"\n")
         if started != b"ready":
             complaints.seek(0)
@@ -247,7 +192,7 @@ def _run(work: JSONObject, limits: Limits, line_bytes: int) -> tuple[list[Result
     # bubblewrap adds 128 to the number of a signal.
     late = late or process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU)
     results = [result for line in rest.splitlines() if (result := _result(line, token)) is not None]
-    return (results + [(None, _NOT_REACHED)] * len(work["cases"]))[: len(work["cases"])], late
+    return (results + [(None, _NOT_REACHED)] * len(cases))[: len(cases)], late
 
 
 def _result(line: bytes, token: str) -> Result | None:
@@ -276,7 +221,7 @@ def check_sandbox(sandbox: str) -> Sandbox:
 
 @functools.cache
 def _try(sandbox: Sandbox, bwrap: str | None) -> None:
-    run_cases("", [], Limits(sandbox=sandbox))
+    _run("", [], Limits(sandbox=sandbox))
 
 
 @contextlib.contextmanager
@@ -370,11 +315,11 @@ def _packages() -> list[str]:
     return [path for path in site.getsitepackages() if os.path.isdir(path)]
 
 
-def _read(pipe: int, seconds: float, lines: int, line_bytes: int) -> tuple[bytes, bool]:
+def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
     """Return the process's report, and whether it is incomplete because the process or its code took too long."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
-    while said.count(b"\n") <= lines and len(said) <= line_bytes * (lines + 1):
+    while said.count(b"\n") <= lines and len(said) <= _VALUE_BYTES * (lines + 1):
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             return said, True
