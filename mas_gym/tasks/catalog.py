@@ -39,7 +39,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown, who
 from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS as ALL_KINDS
-from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
+from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Problem, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
 from mas_gym.tasks.data_rows import RawRow, read_rows
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp, three_ways
@@ -50,7 +50,7 @@ from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub_data import Hub, read_hub
 from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
-from mas_gym.tasks.task_classes import ProblemTask, Table
+from mas_gym.tasks.task_classes import ProblemTask
 from mas_gym.tasks.user_data import SPLIT_WORDS, Columns, is_data_source, load_problems
 from mas_gym.tasks.user_data import SUFFIXES as DATA_SUFFIXES
 
@@ -212,11 +212,9 @@ def _benchmark(
         require_math()
     place = None if data is None else Path(data).expanduser().resolve()
     state = None if place is None else stamp(place)
-    table = _load_table(name, split, place, limit is not None and split == "test", state)
+    problems = _load_rows(name, split, place, limit is not None and split == "test", state)
     label = _label(split, place)
-    return ProblemTask(
-        name, label if label in SPLITS else "", table, range(len(table.problems)), mas=BENCHMARKS[name].mas
-    )
+    return ProblemTask(name, label if label in SPLITS else "", problems, mas=BENCHMARKS[name].mas)
 
 
 def _label(split: str | None, place: Path | None) -> str:
@@ -238,7 +236,7 @@ def _user_task(
         raise ConfigError(f"{source}: {refused}; or pass another kind: {', '.join(ALL_KINDS)}")
     name = Path(source).stem if Path(source).exists() else source
     mas = mas_of_kind(next(iter(own.kinds)))
-    return ProblemTask(name, split, own.table, range(len(own.table.problems)), mas=mas)
+    return ProblemTask(name, split, own.problems, mas=mas)
 
 
 def mas_of_kind(kind: str) -> str:
@@ -322,7 +320,7 @@ TASKS = Registry(
 
 
 @lru_cache(maxsize=16)
-def _load_table(name: str, split: str | None, place: Path | None, sample: bool, state: object) -> Table:
+def _load_rows(name: str, split: str | None, place: Path | None, sample: bool, state: object) -> tuple[Problem, ...]:
     """Load the problems of one split, or all of a file; cached until ``state``, the data's stamp, changes."""
     label = _label(split, place)
     rows, order = _split_rows(name, split, place)
@@ -335,7 +333,7 @@ def _load_table(name: str, split: str | None, place: Path | None, sample: bool, 
         lambda number, fields: CONVERTERS[name](fields, f"{name}/{label}/{wanted[number]}"),
     )
     problems = dict(zip(wanted, read, strict=True))
-    return Table([problems[number] for number in order])
+    return tuple(problems[number] for number in order)
 
 
 def _split_rows(name: str, split: str | None, place: Path | None) -> tuple[list[RawRow], list[int]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import count
 from typing import Any, ClassVar, Self, overload
 
@@ -20,40 +20,20 @@ from mas_gym.tasks.grading.graders import CustomGrader, make_grader
 DEFAULT_DIFFICULTY = 3
 
 
-class Table:
-    """An immutable table of problems that several tasks can share.
-
-    Args:
-        problems: The problems, in order, with unique ids.
-    """
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
-
-    @cached_property
-    def places(self) -> Mapping[str, int]:
-        """Row of each problem id."""
-        return {problem.id: place for place, problem in enumerate(self.problems)}
-
-
 class ProblemSequence(Task):
     """The base class of this library's tasks, with a grader; slices differ only in their rows.
 
     Attributes:
-        rows: The part of the split that this sequence covers.
+        rows: The problems of this sequence, or the numbers from which they are generated.
         grader: Reads and grades answers.
     """
 
-    rows: range
+    rows: Sequence[Any]
     grader: Grader
 
     @abstractmethod
-    def _at(self, row: int) -> Problem:
+    def _at(self, row: Any) -> Problem:
         """Return the problem of a row."""
-
-    @abstractmethod
-    def _row(self, problem_id: str) -> int | None:
-        """Return the row of a problem id; None if the whole split has no such problem."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,9 +43,7 @@ class ProblemSequence(Task):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> Problem | Self:
-        if isinstance(index, slice):
-            return self._with(rows=self.rows[index])
-        return self._at(self.rows[index])
+        return self._with(rows=self.rows[index]) if isinstance(index, slice) else self._at(self.rows[index])
 
     def _with(self, **changes: object) -> Self:
         """Return a copy with other rows or another grader."""
@@ -77,17 +55,6 @@ class ProblemSequence(Task):
     def graded_by(self, grader: Grader) -> Self:
         """Return the same task with another grader."""
         return self._with(grader=grader)
-
-    def only(self, problem_id: str) -> Self:
-        """Return a task that contains only the given problem.
-
-        Raises:
-            UnknownNameError: This sequence has no such problem.
-        """
-        row = self._row(problem_id)
-        if row is None or row not in self.rows:
-            raise unknown_problem(self, problem_id)
-        return self._with(rows=range(row, row + 1))
 
     @property
     def grading(self) -> GradingMode:  # type: ignore[override]
@@ -109,24 +76,12 @@ class ProblemSequence(Task):
 
 @dataclass(frozen=True, repr=False)
 class ProblemTask(ProblemSequence):
-    """A `Task` over a table of problems; slices and copies share the table.
-
-    `ProblemTask.of` builds a task from problems in memory.
-
-    Attributes:
-        name: Name of the task.
-        split: ``"train"``, ``"dev"`` or ``"test"``.
-        table: The problems.
-        rows: The rows that belong to this sequence.
-        grader: Reads and grades answers.
-        mas: The MAS that commands use by default.
-    """
+    """A `Task` over problems in memory, built with `ProblemTask.of`."""
 
     # Without field(), the fields would inherit the defaults of Task.
     name: str = field()
     split: str = field()
-    table: Table
-    rows: range
+    rows: tuple[Problem, ...]
     grader: Grader = field(default_factory=KindGrader)
     mas: str = "rpsv"
 
@@ -159,13 +114,13 @@ class ProblemTask(ProblemSequence):
         >>> task.grade(task[0], "It is 2.").correct
         True
         """
-        table = Table(problems)
-        if len(table.places) < len(table.problems):
-            repeated = next(p.id for row, p in enumerate(table.problems) if table.places[p.id] != row)
-            raise ConfigError(f"expected problems with unique ids, got {shown(repeated)} more than once")
+        rows = tuple(problems)
+        repeated = [name for name, number in Counter(problem.id for problem in rows).items() if number > 1]
+        if repeated:
+            raise ConfigError(f"expected problems with unique ids, got {shown(repeated[0])} more than once")
         choice("split", split, SPLITS)
         made = make_grader(grader, KindGrader(check_mode(grading)))
-        return cls(name, split, table, range(len(table.problems)), made, mas)
+        return cls(name, split, rows, made, mas)
 
     def __repr__(self) -> str:
         """Return name, split, size and grading mode."""
@@ -175,15 +130,8 @@ class ProblemTask(ProblemSequence):
         """Return the task itself, because it is immutable."""
         return self
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the problems of this sequence."""
-        return ProblemTask, (self.name, self.split, Table(self), range(len(self)), self.grader, self.mas)
-
-    def _at(self, row: int) -> Problem:
-        return self.table.problems[row]
-
-    def _row(self, problem_id: str) -> int | None:
-        return self.table.places.get(problem_id)
+    def _at(self, row: Problem) -> Problem:
+        return row
 
 
 # -------------------------------------------------------- procedural tasks
@@ -238,10 +186,13 @@ class ProceduralTask(ProblemSequence):
         # seed and difficulty are part of the id, so that a stored id always names the same problem
         return f"{self.name}/{self.split}/{self.seed}/{self.difficulty}"
 
-    def _row(self, problem_id: str) -> int | None:
+    def only(self, problem_id: str) -> Self:
+        """Return a task that contains only the given problem. Raises `UnknownNameError`."""
         prefix, _, number = problem_id.rpartition("/")
-        known = prefix == self._prefix and number.isascii() and number.isdigit() and len(number) < 20
-        return int(number) if known and str(int(number)) == number else None
+        row = int(number) if number.isascii() and number.isdigit() and len(number) < 20 else -1
+        if prefix != self._prefix or str(row) != number or row not in self.rows:
+            raise unknown_problem(self, problem_id)
+        return self._with(rows=range(row, row + 1))
 
 
 class SampledTask(ProceduralTask):

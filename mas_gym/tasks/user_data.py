@@ -36,7 +36,6 @@ from mas_gym.tasks.files import listing, read_file, read_partition, stamp
 from mas_gym.tasks.grading.numbers import parse_number
 from mas_gym.tasks.grading.texts import accepted_texts
 from mas_gym.tasks.hub_data import Hub, read_hub
-from mas_gym.tasks.task_classes import Table
 
 logger = logging.getLogger("mas_gym.tasks")
 
@@ -105,12 +104,12 @@ class LoadedProblems(NamedTuple):
     """The problems of one split, with their inferred properties.
 
     Attributes:
-        table: The problems.
+        problems: The problems.
         kinds: The number of rows of each kind in all splits, most frequent first.
         remark: The inferred properties, in one line.
     """
 
-    table: Table
+    problems: tuple[Problem, ...]
     kinds: Mapping[str, int]
     remark: str
 
@@ -182,14 +181,14 @@ def _load(
     if answers is not None and "choice" not in kinds:
         raise ConfigError(f"answers={shown(answers)}: expected answers of kind 'choice', got {', '.join(kinds)}")
     held_out = all(part != "dev" for part, _ in made)
-    chosen = [problem for part, problem in made if _is_in(problem, part, split, held_out)]
+    chosen = tuple(problem for part, problem in made if _is_in(problem, part, split, held_out))
     if not chosen:
         have = dict(Counter(part or "no split" for part, _ in made))
         raise DataError(f"{source}: expected problems in split {split!r}, found none among {len(made):,} rows ({have})")
     remark = _remark(name, kinds, kind, split, columns, whole and held_out)
     if options := reading_remark(reading, choices):
         remark += f"; {options}" + ("" if answers else " (inferred; set it with --answers or answers=)")
-    return LoadedProblems(Table(chosen), dict(kinds.most_common()), remark)
+    return LoadedProblems(chosen, dict(kinds.most_common()), remark)
 
 
 def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, columns: Columns, hashed: bool) -> str:
