@@ -251,9 +251,9 @@ def test_states_are_immutable() -> None:
     state = model.initial_state("x")
     before = state.digest
     for name in ("question", "acting", "text", "recipients", "parent", "depth", "delivered", "_digest", "new"):
-        with pytest.raises(AttributeError, match="immutable"):
+        with pytest.raises(AttributeError):
             setattr(state, name, 1)
-        with pytest.raises(AttributeError, match="immutable"):
+        with pytest.raises(AttributeError):
             delattr(state, name)
     assert state.digest == before
     assert repr(state) == "MASState('x', depth=0, acting=0)"

@@ -50,7 +50,6 @@ class Condition:
         return found is not self.kind.startswith("not_")
 
     def __str__(self) -> str:
-        """Return the YAML form, such as ``"contains:DONE"``."""
         return f"{self.kind}:{self.pattern}"
 
 
@@ -84,14 +83,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
         raise ConfigError(f"the pattern {shown(pattern)} is not valid ({reason}): {remedy}") from error
 
     def found(text: str) -> bool:
-        return compiled.search(_utf8(text)) is not None
+        # Lone surrogates have no UTF-8 form; the replacement is not a letter either.
+        return compiled.search(text.encode("utf-8", "replace")) is not None
 
     return found
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        # Lone surrogates have no UTF-8 form; the replacement character is not a letter either.
-        return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()

@@ -250,14 +250,11 @@ class Dynamics:
         if not 0 <= agent <= self._sink:
             raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for the end")
         seen: list[Message] = []
-        link: MASState = state
-        while link.parent is not None:
-            if link.speaker == agent:
-                seen.extend(Message(agent, link.text, r) for r in reversed(link.recipients))
-            elif agent in link.recipients:
-                seen.append(Message(link.speaker, link.text, agent))
-            link = link.parent
-        seen.reverse()
+        for turn in state.path()[1:]:
+            if turn.speaker == agent:
+                seen.extend(Message(agent, turn.text, r) for r in turn.recipients)
+            elif agent in turn.recipients:
+                seen.append(Message(turn.speaker, turn.text, agent))
         sees = agent < self._sink and self.mas.sees_question[agent]
         return LocalView(state.question if sees else None, tuple(seen))
 

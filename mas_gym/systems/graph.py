@@ -9,7 +9,7 @@ enabled recipient at once.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import blake2b
 from typing import Literal
@@ -149,35 +149,17 @@ class MAS:
 
     def to_dict(self) -> JSONObject:
         """Return the JSON-serializable config, which `mas_gym.load_mas` reads back to an equal system."""
-        agents = [self._agent_dict(agent) for agent in self.agents]
         edges: list[list[int | str]] = []
         for edge in self.edges:
             condition = [] if edge.condition is None else [str(edge.condition)]
             edges.append([edge.source, self._node_key(edge.target), *condition])
-        data = {"schema": SCHEMA, "name": self.name, "agents": agents, "edges": edges}
-        # Defaults are left out, so that the fingerprints of systems without loops do not change.
-        if self.max_turns is not None:
-            data["max_turns"] = self.max_turns
-        if self.min_turns != 1:
-            data["min_turns"] = self.min_turns
-        if self.history != "inputs":
-            data["history"] = self.history
-        if self.external:
-            data["external"] = True
-        return data
-
-    def _agent_dict(self, agent: Agent) -> JSONObject:
-        data: JSONObject = {
-            "name": agent.name,
-            "system_prompt": agent.system_prompt,
-            "max_new_tokens": agent.max_new_tokens,
-        }
-        data |= {key: value for key in ("temperature", "top_p") if (value := getattr(agent, key)) is not None}
-        if agent.route != "edges":
-            data["route"] = agent.route
-        if agent.fallback is not None:
-            data["fallback"] = self._node_key(agent.fallback)
-        return data
+        agents = [_stated(agent) for agent in self.agents]
+        for agent in agents:
+            if "fallback" in agent:
+                agent["fallback"] = self._node_key(agent["fallback"])
+        stated = _stated(self) | {"agents": agents, "edges": edges}
+        stated.pop("policies", None)
+        return {"schema": SCHEMA, **stated}
 
     def _node_key(self, node: int) -> int | str:
         return "sink" if node == self.sink else node
@@ -187,3 +169,8 @@ class MAS:
         """32 hexadecimal digits that identify the system, the same in every process and on every machine."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _stated(part: Agent | MAS) -> JSONObject:
+    """Return the fields that differ from their defaults; a new field changes no fingerprint."""
+    return {one.name: value for one in fields(part) if (value := getattr(part, one.name)) != one.default}

@@ -63,12 +63,11 @@ def load_mas(source: MASSource) -> MAS:
         return _shipped(source.lower())
     try:
         path = Path(source)
+        found = path.is_file()
     except TypeError as error:
         known = ", ".join(mas_names())
         got = type(source).__name__
         raise ConfigError(f"expected a MAS name, a path or a dict, got {got}; known names: {known}") from error
-    try:
-        found = path.is_file()
     except (OSError, ValueError):
         found = False
     if found:

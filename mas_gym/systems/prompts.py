@@ -23,34 +23,23 @@ def agent_inputs(mas: MAS, state: MASState) -> list[str]:
     With ``history: inputs``, these are the messages that reached the agent, sorted by speaker index, then oldest first.
     With ``history: private``, these are all messages that it sent or received, oldest first, as ``Speaker: text``.
     """
-    agent = state.acting
+    agent, turns = state.acting, state.path()[1:]
     if mas.history == "private":
-        seen = [s for s in state.path()[1:] if agent == s.speaker or agent in s.recipients]
-        inputs = [f"{mas.agents[s.speaker].name}: {s.text.strip()}" for s in seen]
-        return [state.question.strip(), *inputs] if mas.sees_question[agent] else inputs
-    heard: list[tuple[int, str]] = []
-    link: MASState = state
-    while link.parent is not None:
-        if agent in link.recipients:
-            heard.append((link.speaker, link.text.strip()))
-        link = link.parent
-    # The walk went backwards, and sorting is stable.
-    heard.reverse()
-    heard.sort(key=lambda item: item[0])
-    inputs = [text for _, text in heard]
+        seen = [turn for turn in turns if agent == turn.speaker or agent in turn.recipients]
+        inputs = [f"{mas.agents[turn.speaker].name}: {turn.text.strip()}" for turn in seen]
+    else:
+        heard = sorted((turn for turn in turns if agent in turn.recipients), key=lambda turn: turn.speaker)
+        inputs = [turn.text.strip() for turn in heard]
     return [state.question.strip(), *inputs] if mas.sees_question[agent] else inputs
 
 
 def chat_messages(mas: MAS, state: MASState) -> tuple[ChatMessage, ...]:
-    """Return the acting agent's prompt: its system prompt, and its inputs joined by blank lines.
-
-    Args:
-        mas: The system.
-        state: A state; if it is terminal, the result is empty.
-    """
+    """Return the acting agent's system prompt, and its inputs joined by blank lines; empty for a terminal state."""
     if state.acting == mas.sink:
         return ()
-    return ChatMessage("system", turn_prompt(mas, state)), ChatMessage("user", "\n\n".join(agent_inputs(mas, state)))
+    agent = mas.agents[state.acting]
+    prompt = filled_prompt(mas, agent, nameable(mas, state), (mas.max_turns or 0) - state.depth).strip()
+    return ChatMessage("system", prompt), ChatMessage("user", "\n\n".join(agent_inputs(mas, state)))
 
 
 RECIPIENTS = "{recipients}"
@@ -66,10 +55,3 @@ def filled_prompt(mas: MAS, agent: Agent, recipients: Iterable[int], turns_left:
         return agent.system_prompt
     names = ", ".join(map(mas.node_name, recipients))
     return agent.system_prompt.replace(TURNS_LEFT, str(turns_left)).replace(RECIPIENTS, names)
-
-
-def turn_prompt(mas: MAS, state: MASState) -> str:
-    """Return the acting agent's system prompt at a state."""
-    agent = mas.agents[state.acting]
-    names = nameable(mas, state) if agent.route == "message" else ()
-    return filled_prompt(mas, agent, names, (mas.max_turns or 0) - state.depth).strip()

@@ -12,10 +12,8 @@ from typing import get_args
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.graph import SCHEMA, History, Route
 from mas_gym.systems.validation import (
-    AGENT_KEYS,
     ANYONE,
     CONDITION_KINDS,
-    CONFIG_KEYS,
     DEFAULT_MAX_NEW_TOKENS,
     LEAST_TOP_P,
     LONGEST_NAME,
@@ -35,7 +33,7 @@ def json_schema() -> JSONObject:
         "$schema": DIALECT,
         "title": "MAS-Gym multi-agent system",
         "type": "object",
-        "properties": _in_order(_config_properties(), CONFIG_KEYS),
+        "properties": _config_properties(),
         "required": ["agents", "edges"],
         "dependentRequired": {"min_turns": ["max_turns"], "fallback": ["max_turns"]},
         "additionalProperties": False,
@@ -125,7 +123,7 @@ def _agent() -> JSONObject:
     }
     return {
         "type": "object",
-        "properties": _in_order(properties, AGENT_KEYS),
+        "properties": properties,
         "required": ["name", "system_prompt"],
         "additionalProperties": False,
     }
@@ -169,8 +167,3 @@ def _count(most: int) -> JSONObject:
 def _any_case(name: str) -> str:
     # JSON Schema has no flag for case-insensitive patterns.
     return "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else f"\\{c}" for c in name)
-
-
-def _in_order(properties: JSONObject, keys: tuple[str, ...]) -> JSONObject:
-    """Return the properties, with the validation keys first, in their order; each key must be a property."""
-    return {key: properties.pop(key) for key in keys} | {key: properties[key] for key in properties}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 from mas_gym.errors import ConfigError, is_number, shown
@@ -35,7 +33,6 @@ RESERVED = ("q", "sink", "all", ANYONE)
 """Names that no agent may have, in any case."""
 LONGEST_NAME = 200
 CONDITION_KINDS: tuple[str, ...] = get_args(ConditionKind)
-_CYCLE_REMEDY = "remove one of its edges, or set max_turns, so that agents may act more than once"
 _MOST_NAMES = 12
 
 Place = tuple[str | int, ...]
@@ -380,20 +377,9 @@ def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge], loops: bool) 
     if loops:
         yield from _agent_faults(names, edges, loops=True)
         return
-    inner: dict[tuple[int, int], int] = {}
     for i, (source, target, _) in enumerate(edges):
-        if source is not None and target is not None and 0 <= source < sink and 0 <= target < sink:
-            inner.setdefault((source, target), i)
-    in_cycles: set[tuple[int, int]] = set()
-    # A graph with only forward edges has no cycle.
-    for cycle in _cycles(inner) if any(source >= target for source, target in inner) else ():
-        steps = [*cycle, cycle[0]]
-        in_cycles.update(pairwise(steps))
-        path = " -> ".join(names[i] for i in (steps if len(steps) <= _MOST_NAMES else steps[:_MOST_NAMES]))
-        yield ("edges", inner[cycle[-1], cycle[0]]), f"a cycle, {path}: {_CYCLE_REMEDY}"
-    for (source, target), i in inner.items():
-        if source > target and (source, target) not in in_cycles:
-            remedy = f"list {names[source]} before {names[target]} or remove the edge"
+        if source is not None and target is not None and sink > source >= target >= 0:
+            remedy = f"list {names[source]} first, remove the edge, or set max_turns to allow loops"
             yield ("edges", i), f"{names[source]} -> {names[target]} goes against the order of the agents: {remedy}"
     yield from _agent_faults(names, edges, loops=False)
 
@@ -414,23 +400,6 @@ def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, 
         first = seen.setdefault((source, target), i)
         if first != i:
             yield ("edges", i), f"repeats edges[{first}]: remove one, or join their conditions into one regex"
-
-
-def _cycles(edges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield cycles that share no edges, each starting at its first listed agent."""
-    left = dict.fromkeys(edges)
-    while True:
-        sorter = TopologicalSorter[int]()
-        for source, target in left:
-            sorter.add(target, source)
-        try:
-            return sorter.prepare()
-        except CycleError as error:
-            _, *cycle = error.args[1]
-        for i, node in enumerate(cycle):
-            del left[cycle[i - 1], node]
-        start = cycle.index(min(cycle))
-        yield cycle[start:] + cycle[:start]
 
 
 def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], *, loops: bool) -> Iterator[tuple[Place, str]]:
