@@ -8,10 +8,8 @@ All kinds of components use one grammar, in Python and on the command line::
     OPTIONS   = KEY "=" YAML {"&" KEY "=" YAML}                         dtype=bfloat16&max_batch=32
 
 ``NAME`` is a built-in component, a component of an installed package (an entry point in the group of its kind), or a
-class or function at the top level of a Python file. The argument of planners, tasks, graders and programs is a list of
-settings. The argument of critics and policies is one string, such as a model name, an address or specs. Settings are
-parsed as integers, decimals, ``true``, ``false`` or ``none``, otherwise as text. Options are keyword arguments with
-YAML values.
+class or function at the top level of a Python file. The argument of critics and policies is one string, such as an
+address or specs. Settings are parsed as integers, decimals, ``true``, ``false`` or ``none``, otherwise as text.
 
 A file is imported once per version of its contents, with its folder on ``sys.path``, so that it can import other files
 in this folder. The code runs with the user's permissions, so use only files that you trust.
@@ -87,16 +85,25 @@ class Spec(NamedTuple):
         fragment = f"#{self.fragment}" if self.fragment else ""
         return f"{self.file}:{self.name}{argument}{fragment}" if self.file else f"{self.name}{argument}{fragment}"
 
-    def settings(self, full: Callable[[str], str] = lambda key: key) -> tuple[list[Value], dict[str, Any]]:
+    def settings(self) -> tuple[list[Value], dict[str, Any]]:
         """Return positional and named settings; the options are included as named settings.
 
-        Args:
-            full: Maps an abbreviated name to the full one.
-
         Raises:
-            ConfigError: The text does not follow the grammar, or a name occurs twice.
+            ConfigError: A positional setting follows a named one, or a name occurs twice.
         """
-        args, kwargs = read_settings(f"{str(self)!r}", self.argument, full)
+        args: list[Value] = []
+        kwargs: dict[str, Any] = {}
+        for item in filter(None, map(str.strip, self.argument.split(","))):
+            key, equals, value = item.partition("=")
+            if equals:
+                key = key.strip()
+                if key in kwargs:
+                    raise ConfigError(f"{str(self)!r}: {key!r} is set twice")
+                kwargs[key] = _value(value.strip())
+            elif kwargs:
+                raise ConfigError(f"{str(self)!r}: {item!r} comes after a named setting; put it first or name it")
+            else:
+                args.append(_value(item))
         options = self.options()
         if twice := kwargs.keys() & options.keys():
             raise ConfigError(f"{str(self)!r}: {min(twice)!r} is set twice")
@@ -125,46 +132,8 @@ class Spec(NamedTuple):
         return found
 
 
-def names_a_file(text: str) -> bool:
-    """Return whether a spec names something in a Python file.
-
-    >>> names_a_file("ideas/my.py:Lookahead:2,3"), names_a_file("mcts:10,3")
-    (True, False)
-    """
-    return bool(Spec.parse(text).file)
-
-
-def read_settings(
-    place: str, text: str, full: Callable[[str], str] = lambda key: key
-) -> tuple[list[Value], dict[str, Value]]:
-    """Read ``"10,3,leaf=bootstrap"`` as positional and named settings.
-
-    Args:
-        place: The origin of the settings, for messages.
-        text: The text.
-        full: Maps an abbreviated name to the full one.
-
-    Raises:
-        ConfigError: A positional setting follows a named one, or a name occurs twice.
-    """
-    args: list[Value] = []
-    kwargs: dict[str, Value] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = item.partition("=")
-        if equals:
-            key = full(key.strip())
-            if key in kwargs:
-                raise ConfigError(f"{place}: {key!r} is set twice")
-            kwargs[key] = _value(value.strip())
-        elif kwargs:
-            raise ConfigError(f"{place}: {item!r} comes after a named setting; put it first or name it")
-        else:
-            args.append(_value(item))
-    return args, kwargs
-
-
 def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Return settings in the form that `read_settings` parses; classes and functions are written by name.
+    """Return settings in the form that `Spec.settings` parses; classes and functions are written by name.
 
     >>> write_settings([10, 0.5], {"leaf": "bootstrap", "greedy": True})
     '10,0.5,leaf=bootstrap,greedy=true'
@@ -244,7 +213,7 @@ class Registry:
             fits: Returns whether an object in a file is suitable.
 
         Raises:
-            UnknownNameError: The name is unknown; the message lists the known names and the nearest one.
+            UnknownNameError: The name is unknown.
             MissingDependencyError: The package that provides the name cannot be imported.
             DataNotFoundError: The file does not exist.
             UserCodeError: The file cannot be imported.
@@ -262,14 +231,10 @@ class Registry:
         except ImportError as error:
             raise MissingDependencyError(f"{self.kind} {spec.name!r} cannot be imported: {error}") from error
 
-    def arguments(self, spec: Spec, full: Callable[[str], str] = lambda key: key) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and named arguments of a spec; ``full`` maps abbreviated names to full ones.
-
-        Raises:
-            ConfigError: The spec does not follow the grammar.
-        """
+    def arguments(self, spec: Spec) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and named arguments of a spec. Raises `ConfigError`."""
         if self.settings or spec.file:
-            return spec.settings(full)
+            return spec.settings()
         return [spec.argument], spec.options()
 
     def load(self, text: str, **options: object) -> Any:
@@ -350,6 +315,5 @@ def options_of(make: Callable[..., object]) -> str:
 
 
 def _plain(signature: inspect.Signature) -> str:
-    """Return a signature without annotations."""
     parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))

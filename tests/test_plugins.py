@@ -20,7 +20,7 @@ from mas_gym.cli import app
 from mas_gym.cli.option_values import read_pairs
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, UnknownNameError
 from mas_gym.internal.identity import identity_of
-from mas_gym.plugins import Registry, Spec, read_settings, write_settings
+from mas_gym.plugins import Registry, Spec, write_settings
 from mas_gym.policies import ScriptedPolicy, known_policies, load_policy
 from mas_gym.programs import load_program
 from mas_gym.tasks.grading.graders import make_grader
@@ -70,13 +70,13 @@ def plain(value: object) -> bool:
 
 @given(st.lists(VALUES.filter(plain)), st.dictionaries(NAMES, VALUES.filter(plain)))
 def test_settings_survive_formatting_and_parsing(args: list[Any], kwargs: dict[str, Any]) -> None:
-    assert read_settings("here", write_settings(args, kwargs)) == (args, kwargs)
+    assert Spec("x", write_settings(args, kwargs)).settings() == (args, kwargs)
 
 
 @given(st.text(alphabet="a1=,. -") | st.text())
 def test_arbitrary_settings_text_is_parsed_or_rejected(text: str) -> None:
     try:
-        args, kwargs = read_settings("here", text)
+        args, kwargs = Spec("x", text).settings()
     except ConfigError:
         return
     assert len(args) + len(kwargs) <= text.count(",") + 1

@@ -16,7 +16,7 @@ import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError, UserCodeError
 from mas_gym.internal.identity import identity_of
-from mas_gym.plugins import names_a_file
+from mas_gym.plugins import Spec
 from mas_gym.policies import load_policy
 from rewardmodels import load_critic
 
@@ -165,8 +165,10 @@ def test_debug_option_keeps_the_cause_of_a_user_code_error(mine: Path) -> None:
     assert isinstance(error, UserCodeError) and isinstance(error.__cause__, IndexError)
 
 
-def test_names_a_file_function_requires_a_python_file_and_a_name() -> None:
-    assert not any(map(names_a_file, ["mcts:10,3", "my.py", "recorded:FILE", "models/x.python:1", "", ":", ".py:x"]))
+def test_spec_has_a_file_only_with_a_python_file_and_a_name() -> None:
+    assert not any(
+        Spec.parse(text).file for text in ["mcts:10,3", "my.py", "recorded:FILE", "models/x.python:1", "", ":", ".py:x"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
-from mas_gym.plugins import Spec, read_settings
+from mas_gym.plugins import Spec
 from mas_gym.tasks.procedural.arithmetic import LEVELS
 from rewardmodels.training.config import PAPER, SMALL, TINY
 
@@ -135,11 +135,12 @@ class Options:
         Raises:
             ConfigError: One is not written as ``key=value``, or comes twice.
         """
-        args, named = read_settings("--set", ",".join(self.settings), lambda key: key.replace("-", "_"))
+        args, given = Spec("--set", ",".join(self.settings)).settings()
         if args:
             raise ConfigError(f"--set: expected KEY=VALUE, such as epochs=2, got {args[0]!r}")
         recipe = RECIPES[self.recipe].to_dict() if self.recipe else {}
-        return {key: value for key, value in recipe.items() if key not in ("kind", "head", "view")} | named
+        settings = {key: value for key, value in recipe.items() if key not in ("kind", "head", "view")}
+        return settings | {key.replace("-", "_"): value for key, value in given.items()}
 
     def shown(self) -> str:
         """Return the arguments that reproduce these results, without file paths of this machine."""

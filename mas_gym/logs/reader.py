@@ -36,7 +36,7 @@ from mas_gym.logs.span_transcripts import SpanCollector
 from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
 from mas_gym.logs.verifiers_rollouts import is_verifiers, verifiers
 from mas_gym.logs.who_and_when import is_who_and_when, who_and_when
-from mas_gym.plugins import Spec, find_in_file, names_a_file
+from mas_gym.plugins import Spec, find_in_file
 from mas_gym.tasks.data_rows import BadRow, RawRow
 from mas_gym.tasks.json_rows import json_rows
 
@@ -148,7 +148,7 @@ def check_format(format: str | None) -> None:
     Raises:
         ConfigError: The format does not exist.
     """
-    if format is not None and not names_a_file(format):
+    if format is not None and not Spec.parse(format).file:
         choice("format", format, tuple(FORMATS))
 
 
@@ -193,7 +193,7 @@ def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) 
             listen(before + done)
 
         try:
-            if format is not None and names_a_file(format):
+            if format is not None and Spec.parse(format).file:
                 yield from _by_user(format, path)
             else:
                 yield from _read_file(path, format or recognize(path), collectors, heard)

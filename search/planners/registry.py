@@ -49,7 +49,6 @@ PLANNERS = Registry(
         _CASCADE: _cascade,
     },
 )
-_SHORT = {"c": "c_uct"}
 _WRAPPERS = {
     "arms": "search.planners.chosen_arms:ChosenArms",
     "recipients": "search.planners.chosen_recipients:ChosenRecipients",
@@ -92,7 +91,9 @@ def load_planner(spec: str | Planner) -> Planner:
         return _cascade(stages) if colon else _cascade()
     parsed = PLANNERS.parse(spec)
     make = PLANNERS.find(parsed)
-    args, kwargs = PLANNERS.arguments(parsed, lambda key: _full(make, key))
+    args, kwargs = PLANNERS.arguments(parsed)
+    if "c" in kwargs and "c_uct" not in kwargs and "c_uct" in inspect.signature(make).parameters:
+        kwargs["c_uct"] = kwargs.pop("c")
     shipped = make in PLANNERS.shipped.values()
     rules = {name: kwargs.pop(name) for name in _WRAPPERS if shipped and name in kwargs}
     planner = PLANNERS.call(parsed, make, *args, **kwargs)
@@ -170,8 +171,3 @@ def _settings(planner: Planner) -> str:
             kwargs[parameter.name.replace("c_uct", "c")] = value
     written = write_settings(args, kwargs)
     return f":{written}" if written else ""
-
-
-def _full(make: Callable[..., Any], key: str) -> str:
-    parameters = inspect.signature(make).parameters
-    return key if key in parameters else _SHORT.get(key, key)

@@ -32,7 +32,7 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.logs import BrokenLine, LoggedMessage, Transcript, read_transcripts
 from mas_gym.logs.reader import check_format, log_files
-from mas_gym.plugins import Spec, names_a_file
+from mas_gym.plugins import Spec
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, RETURNED
 from mas_gym.systems.loading import load_mas
@@ -181,9 +181,7 @@ def _digest(path: Path) -> str:
 
 
 def _reader_digest(format: str | None) -> dict[str, str]:
-    if format is None or not names_a_file(format):
-        return {}
-    file = Path(Spec.parse(format).file).expanduser()
+    file = Path(Spec.parse(format or "").file).expanduser()
     return {"reader": _digest(file)} if file.is_file() else {}
 
 
