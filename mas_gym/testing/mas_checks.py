@@ -12,9 +12,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.state import MASState
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.testing.shared_checks import HOSTILE, ORDINARY, Findings, walk
-
-_QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
+from mas_gym.testing.shared_checks import HOSTILE, ORDINARY, QUESTION, Findings, walk
 
 
 def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 50) -> MAS:
@@ -43,7 +41,7 @@ def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 5
     says = [*ORDINARY, *HOSTILE, *patterns, *texts]
     acted: set[int] = set()
     for _ in range(episodes):
-        states = walk(model, _QUESTION, says, rng)
+        states = walk(model, QUESTION, says, rng)
         acted.update(turn.speaker for turn in states[-1].turns)
         for state in states:
             _check_state(findings, model, state)
@@ -72,7 +70,7 @@ def _check_env(findings: Findings, mas: MAS) -> None:
 
     from mas_gym.envs.env import MASEnv
 
-    env = MASEnv(ProblemTask.of([Problem("check/0", _QUESTION, "7"), Problem("check/1", "1 + 1?", "2")]), mas)
+    env = MASEnv(ProblemTask.of([Problem("check/0", QUESTION, "7"), Problem("check/1", "1 + 1?", "2")]), mas)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_env(env, skip_render_check=True)

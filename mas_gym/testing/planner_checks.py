@@ -6,7 +6,7 @@ import json
 import pickle
 import random
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -16,9 +16,17 @@ from mas_gym.internal.adapter import has_method
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.state import Action, MASState
-from mas_gym.testing.shared_checks import Findings, ProposalLike, TagLike, addressed, check_apart, check_steady, stated
+from mas_gym.testing.shared_checks import QUESTION, Findings, ProposalLike, addressed, check_steady, stated
 
-_QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
+_MAX_ROUNDS = 100_000
+"""Rounds of requests after which a search counts as endless."""
+
+
+class _Tag(NamedTuple):
+    """The only tag at a state, like `search.Tag`."""
+
+    name: str = ""
+    cost: float | None = None
 
 
 class PlannerLike(Protocol):
@@ -42,8 +50,6 @@ def check_planner(
     *,
     systems: Iterable[MASSource] = ("rpsv", "single", "dylan"),
     training: bool = False,
-    max_rounds: int = 100_000,
-    other: PlannerLike | None = None,
 ) -> None:
     """Check a planner: its requests, its plan, its identity, and that it draws random numbers only from its ``rng``.
 
@@ -51,9 +57,6 @@ def check_planner(
         planner: The planner.
         systems: The systems to search in.
         training: Whether the planner may request the true reward.
-        max_rounds: Rounds of requests after which a search counts as endless.
-        other: Another instance, such as one with different settings. If it searches differently, it must have another
-            identity, because a run store treats two planners with the same identity as one.
 
     Raises:
         ComplianceError: Lists every violation.
@@ -61,14 +64,15 @@ def check_planner(
     findings = Findings(f"planner {type(planner).__name__}")
     if not findings.expect(has_method(planner, "plan"), "it has no method plan(model, root, rng)"):
         findings.settle()
-    planner, other = (_for_run(one, training) for one in (planner, other))
+    if has_method(planner, "for_run"):
+        planner = cast(Any, planner).for_run(_ScriptedCritic(), training)
     before_all = stated(findings, planner)
     for source in systems:
         model = Dynamics(load_mas(source))
         searches = [_Search(findings, planner, model, training, s) for s in (0, 0, 1)]
         before = _global_generators()
-        _run_together(findings, searches[1:], max_rounds)
-        _run_together(findings, searches[:1], max_rounds)
+        _run_together(findings, searches[1:])
+        _run_together(findings, searches[:1])
         findings.expect(before == _global_generators(), "it draws from a global generator: use the rng of plan()")
         alone, beside, _ = searches
         findings.expect(
@@ -76,26 +80,8 @@ def check_planner(
             "two searches with one seed and the same replies differ: keep all state inside plan()",
         )
         _check_budget(findings, planner, model, training)
-        if other is not None and not findings.faults:
-            alike = _behaves_like(alone, other, max_rounds)
-            check_apart(findings, before_all, stated(Findings(""), other), alike)
     check_steady(findings, planner, before_all)
     findings.settle()
-
-
-def _for_run(planner: Any, training: bool) -> Any:
-    return planner.for_run(_ScriptedCritic(), training) if has_method(planner, "for_run") else planner
-
-
-def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
-    """Whether a planner repeats the requests and plan of a finished search; also True if the planner fails."""
-    ignored = Findings("other")
-    try:
-        repeated = _Search(ignored, planner, search.model, search.training, search.seed)
-        _run_together(ignored, [repeated], max_rounds)
-    except Exception:
-        return True
-    return bool(ignored.faults) or (repeated.asked == search.asked and repeated.outcome() == search.outcome())
 
 
 class _CandidateLike(Protocol):
@@ -122,7 +108,7 @@ class _Search:
 
     def __init__(self, findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
         self.findings, self.model, self.training, self.seed = findings, model, training, seed
-        self.root = model.initial_state(_QUESTION)
+        self.root = model.initial_state(QUESTION)
         self.asked: list[str] = []
         self.plan: object = None
         self.over = False
@@ -179,7 +165,7 @@ class _Search:
         if kind == "Remaining":
             return self._left
         if kind == "Tags":
-            return (TagLike(),)
+            return (_Tag(),)
         proposes = kind == "Propose"
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:
@@ -254,14 +240,14 @@ def _global_generators() -> bytes:
     return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
-def _run_together(findings: Findings, searches: list[_Search], max_rounds: int) -> None:
-    for _ in range(max_rounds):
+def _run_together(findings: Findings, searches: list[_Search]) -> None:
+    for _ in range(_MAX_ROUNDS):
         running = [search for search in searches if not search.over]
         if not running:
             return
         for search in running:
             search.advance()
-    findings.expect(False, f"a search did not end within {max_rounds} rounds of requests")
+    findings.expect(False, f"a search did not end within {_MAX_ROUNDS} rounds of requests")
 
 
 def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, training: bool) -> None:

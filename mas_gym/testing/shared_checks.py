@@ -15,20 +15,8 @@ from mas_gym.systems.recipient_names import nameable
 from mas_gym.systems.state import Action, MASState
 
 HOSTILE = ("", " \n\t", "\ud800", "نص من اليمين إلى اليسار", "\u202eesrever", "\x00\x1b[31m", "Final Answer: " * 50)
-ORDINARY = (
-    "Facts: 3 and 4.",
-    "3 + 4 = 7",
-    "VERDICT: DISAGREE\nRecount.",
-    "VERDICT: AGREE",
-    "Final Answer: 7",
-)
-
-
-class TagLike(NamedTuple):
-    """The only tag at a state, like `search.Tag`."""
-
-    name: str = ""
-    cost: float | None = None
+ORDINARY = ("Facts: 3 and 4.", "3 + 4 = 7", "VERDICT: DISAGREE\nRecount.", "VERDICT: AGREE", "Final Answer: 7")
+QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
 
 
 class ProposalLike(NamedTuple):
@@ -51,7 +39,6 @@ class Findings:
     """Collects violations; `settle` raises an error that lists them."""
 
     def __init__(self, subject: str) -> None:
-        """Start without violations; ``subject`` names the component in messages."""
         self.subject = subject
         self.faults: list[str] = []
 
@@ -110,10 +97,3 @@ def check_steady(findings: Findings, part: object, before: str) -> None:
     if before:
         fault = "its identity changed during use: leave counters, caches and generators out of identity()"
         findings.expect(stated(findings, part) == before, fault)
-
-
-def check_apart(findings: Findings, first: str, second: str, alike: bool) -> None:
-    """Check that two instances with different behavior have different identities."""
-    if first and second and not alike:
-        fault = "the two instances have different results but one identity: include the difference in identity()"
-        findings.expect(first != second, fault)
