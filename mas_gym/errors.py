@@ -35,7 +35,6 @@ class ConfigError(MASGymError, ValueError):
     """
 
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
-        """Store the message and the list of errors."""
         super().__init__(message)
         self.faults = faults
 
@@ -108,7 +107,6 @@ class ComplianceError(MASGymError, AssertionError):
     """User code breaks a contract of MAS-Gym; raised by `mas_gym.testing`."""
 
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
-        """Store the message and the list of violations."""
         super().__init__(message)
         self.faults = faults
 

@@ -78,12 +78,6 @@ def test_interrupt_at_any_point_does_not_misassign_replies(
     assert [worker.ask(number, PATIENCE) for number in range(10)] == [{"twice": 2 * number} for number in range(10)]
 
 
-def test_reply_to_another_request_is_dropped(worker: LineProcess) -> None:
-    assert worker.ask(1, PATIENCE) == {"twice": 2}
-    worker._replies.put((1, {"twice": 2}))
-    assert worker.ask(5, PATIENCE) == {"twice": 10}
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_forked_child_starts_a_separate_worker(worker: LineProcess) -> None:

@@ -29,7 +29,6 @@ class Adapter:
         self.identical_to = part
 
     def __getattr__(self, name: str) -> object:
-        """Return an attribute that the base class does not declare."""
         if name.startswith("__") or name == "identical_to":
             raise AttributeError(name)
         return getattr(self.identical_to, name)

@@ -46,11 +46,7 @@ class Format:
             raise self.error(f"{self.name} {path}: {error}; {_remedy(error)}") from error
 
     def connect(self, path: Path, *, create: bool) -> sqlite3.Connection:
-        """Open a file in autocommit mode.
-
-        Args:
-            path: The file.
-            create: Create the file if it is missing or empty. If False, the file may be in a read-only folder.
+        """Open a file in autocommit mode; without ``create``, the file must exist, and may be in a read-only folder.
 
         Raises:
             MASGymError: The file is missing, is of another kind or schema, or cannot be opened. The class is `error`.
@@ -63,17 +59,14 @@ class Format:
             except sqlite3.OperationalError as error:
                 if create or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                     raise
+                log = path.with_name(f"{path.name}-wal")
+                if log.is_file() and log.stat().st_size:
+                    raise self.error(
+                        f"{self.name} {path}: its most recent data is in {log.name}, which can be read only in a "
+                        "writable folder; copy both files to a writable folder"
+                    ) from error
                 # In a read-only folder, SQLite cannot create the files that it needs to share this one.
-                self._check_complete(path)
                 return self._opened(f"{path.absolute().as_uri()}?mode=ro&immutable=1", path, create)
-
-    def _check_complete(self, path: Path) -> None:
-        log = path.with_name(f"{path.name}-wal")
-        if log.is_file() and log.stat().st_size:
-            raise self.error(
-                f"{self.name} {path}: its most recent data is in {log.name}, which can be read only in a writable "
-                "folder; copy both files to a writable folder"
-            )
 
     def _opened(self, address: str, path: Path, create: bool) -> sqlite3.Connection:
         # SQLite serializes calls itself; a store may be opened on one thread and read on another.
@@ -103,17 +96,14 @@ class Format:
         if version is None:
             _write_ahead(connection)
             with transaction(connection):
-                self._create(connection, path)
+                # Read the version again: another process may have created the tables while we waited for the lock.
+                if self._version(connection, path) is None:
+                    for statement in self.tables.split(";\n"):
+                        connection.execute(statement)
+                connection.execute(f"PRAGMA application_id={self.application}")
+                connection.execute(f"PRAGMA user_version={self.schema}")
         # In WAL mode this survives a crash of the process at any time; only a power cut can lose the last commits.
         connection.execute("PRAGMA synchronous=NORMAL")
-
-    def _create(self, connection: sqlite3.Connection, path: Path) -> None:
-        # Read the version again: another process may have created the tables while we waited for the lock.
-        if self._version(connection, path) is None:
-            for statement in self.tables.split(";\n"):
-                connection.execute(statement)
-        connection.execute(f"PRAGMA application_id={self.application}")
-        connection.execute(f"PRAGMA user_version={self.schema}")
 
     def _version(self, connection: sqlite3.Connection, path: Path) -> int | None:
         """Return the file's schema version; None if the file has no tables yet."""

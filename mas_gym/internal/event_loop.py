@@ -89,7 +89,6 @@ class Threads:
     """Daemon threads that run functions for the event loop; they start on demand."""
 
     def __init__(self, name: str, most: int = 1) -> None:
-        """Start without threads; at most ``most`` are started."""
         self._name, self._most, self._started = name, most, 0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 

@@ -18,9 +18,6 @@ def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list
 
     The public names are the imports ``NAME as NAME`` in the package's ``__init__``. They are written once, in a block
     ``if TYPE_CHECKING:`` that editors and type checkers read, and each is imported on first access.
-
-    Args:
-        package: The name of the package.
     """
     module = sys.modules[package]
     home = public_imports(Path(module.__file__ or ""))
@@ -50,10 +47,6 @@ def when_imported(module: str, act: Callable[[], None]) -> None:
     """Call a function once a module has been imported: now, or when other code imports it.
 
     Extending a library this way does not import the library.
-
-    Args:
-        module: The name of a module in a package.
-        act: The function.
     """
     if module in sys.modules:
         act()

@@ -21,7 +21,6 @@ from multiprocessing.process import BaseProcess
 from typing import Generic, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, MASGymError, SearchError
-from mas_gym.internal.workers import _end_with_parent, _safe_path
 
 _PATIENCE = 30.0
 JobT = TypeVar("JobT")
@@ -80,6 +79,30 @@ def _context(imports: Sequence[str]) -> SpawnContext | ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*imports, __name__])
     return context
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Context in which new Python processes import nothing from the current folder.
+
+    Multiprocessing has no option for this.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 class _Pool(Generic[JobT, Message]):

@@ -14,13 +14,7 @@ _LONGEST, _MOST_NAMES = 60, 1000
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], remedy: str = "") -> UnknownNameError:
-    """Return the error for an unknown name.
-
-    Args:
-        what: The kind of object that was looked up, such as ``"task"``.
-        name: The name that was given; shortened in the message.
-        known: The names that exist.
-        remedy: How to add a name, placed before the suggestion.
+    """Return the error for an unknown name; ``remedy`` says how to add one.
 
     >>> print(unknown_name("task", "gsm", ["gsm8k", "math"]))
     unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?

@@ -31,7 +31,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c in "\n\t" or not _steers(c) else _spelled(c) for c in text)
+    return "".join(c if c in "\n\t" or not _steers(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: object) -> str:
@@ -75,8 +75,3 @@ def by_cause(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
 def _steers(character: str) -> bool:
     # Cc: control characters, Cs: lone surrogates, which no terminal can encode, Zl and Zp: line and paragraph ends.
     return character in _DIRECTIONS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
-
-
-def _spelled(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"

@@ -33,10 +33,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
 def import_file(what: str, file: Path) -> ModuleType:
     """Import a Python file, once per version of its contents, with its folder on ``sys.path``.
 
-    Args:
-        what: The kind of component that the file defines, for messages.
-        file: The file.
-
     Raises:
         DataNotFoundError: The file does not exist.
         UserCodeError: The file cannot be imported; the message contains the line.

@@ -74,7 +74,15 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str) -> Non
         (fresh / _OLD).write_text("\n".join(sorted(filter(_WEIGHTS.fullmatch, old))), encoding="utf-8")
         for path in [*fresh.rglob("*"), fresh]:
             _sync(path)
-        _rename(fresh, folder / _WRITTEN, lambda: finish_replacing(folder, mark))
+        while True:
+            try:
+                os.rename(fresh, folder / _WRITTEN)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                # Another process has just written a version.
+                finish_replacing(folder, mark)
     _sync(folder)
     finish_replacing(folder, mark)
 
@@ -90,10 +98,9 @@ def finish_replacing(folder: Path, mark: str) -> None:
     if written.is_symlink() or not written.is_dir():
         return
     # Another process may be moving the same files; then it has moved them when this one has the lock.
-    number = None if os.name == "nt" else _locked(written)
-    if number is None and os.name != "nt":
-        return
-    try:
+    with _locked(written) as held:
+        if not held:
+            return
         if (old := written / _OLD).is_file():
             for name in filter(_WEIGHTS.fullmatch, old.read_text(encoding="utf-8", errors="replace").splitlines()):
                 (folder / name).unlink(missing_ok=True)
@@ -105,81 +112,61 @@ def finish_replacing(folder: Path, mark: str) -> None:
         # Another process may have put the next version in the place of the empty folder.
         with suppress(OSError):
             written.rmdir()
-    finally:
-        if number is not None:
-            os.close(number)
     _sync(folder)
-
-
-def _rename(source: Path, target: Path, free: Callable[[], None]) -> None:
-    while True:
-        free()
-        try:
-            os.rename(source, target)
-            return
-        except OSError as error:
-            # Another process has just written a version.
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
 
 
 @contextmanager
 def _temporary(folder: Path, prefix: str, suffix: str, create: Callable[[Path], None]) -> Iterator[Path]:
     """Create a file or folder with a random name and lock it while it is in use; delete it after an error."""
+    name = re.compile(re.escape(prefix) + "[0-9a-f]{16}" + re.escape(suffix))
     with suppress(OSError):
-        for old in [path for path in folder.iterdir() if _is_temporary(path.name, prefix, suffix)]:
-            _drop_abandoned(old)
-    number = None
+        for old in [path for path in folder.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]:
+            with _locked(old, wait=False) as abandoned:
+                if abandoned:
+                    _remove(old)
     while True:
         path = folder / f"{prefix}{token_hex(8)}{suffix}"
         create(path)
+        with _locked(path) as held:
+            if not held:
+                continue
+            try:
+                yield path
+            except BaseException:
+                _remove(path)
+                raise
+            return
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Lock a file or folder; the result is False if it is gone or, without ``wait``, if a process has locked it."""
+    if os.name == "nt":
         # Windows cannot rename a file that is open.
-        if os.name == "nt" or (number := _locked(path)) is not None:
-            break
-    try:
-        yield path
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        raise
-    finally:
-        if number is not None:
-            os.close(number)
-
-
-def _is_temporary(name: str, prefix: str, suffix: str) -> bool:
-    return re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}" + re.escape(suffix), name) is not None
-
-
-def _locked(path: Path) -> int | None:
-    """Wait for the lock of a file or folder; None if it is gone, because another process has moved or dropped it."""
+        yield wait
+        return
     import fcntl
 
     try:
         number = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        return None
-    # Some network file systems have no locks.
-    with suppress(OSError):
-        fcntl.flock(number, fcntl.LOCK_EX)
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(number), os.stat(path)):
-            return number
-    os.close(number)
-    return None
-
-
-def _drop_abandoned(path: Path) -> None:
-    """Delete a temporary file or folder, unless a running process has locked it."""
-    if os.name == "nt" or path.is_symlink():
+        yield False
         return
-    import fcntl
-
-    number = os.open(path, os.O_RDONLY)
+    held = True
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
-        return
+        # Some network file systems have no locks.
+        held = wait
+    same = False
+    with suppress(FileNotFoundError):
+        same = os.path.samestat(os.fstat(number), os.stat(path))
+    try:
+        yield held and same
     finally:
         os.close(number)
 

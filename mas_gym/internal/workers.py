@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import queue
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import wait
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from mas_gym.internal.process_groups import guard, kill
 
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Context in which new Python processes import nothing from the current folder.
-
-    Multiprocessing has no option for this.
-    """
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
 START_SECONDS = 120.0
-
 
 _START = """
 import importlib.util, sys
@@ -75,10 +46,8 @@ class LineProcess:
     """
 
     def __init__(self, entry: str, *arguments: str, quiet: bool = False) -> None:
-        """Create the worker; the first request starts it."""
         self._lock = threading.Lock()
-        self._asked = 0
-        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         _workers.add(self)
         self._entry, self._arguments = entry, arguments
         self._stderr = subprocess.DEVNULL if quiet else None
@@ -89,7 +58,7 @@ class LineProcess:
         """Return the reply to a request.
 
         If the wait is interrupted, for example by Ctrl-C, the process is stopped; otherwise its late reply could be
-        taken for the reply to the next request. For the same reason, requests and replies are numbered.
+        taken for the reply to the next request.
 
         Raises:
             ChildProcessError: The process does not start.
@@ -99,27 +68,22 @@ class LineProcess:
         with self._lock:
             try:
                 self._start()
-                self._asked += 1
-                self._send((self._asked, request))
-                return self._reply(self._asked, seconds)
+                self._send(request)
+                return self._reply(seconds)
             except BaseException:
                 self.stop()
                 raise
 
-    def _reply(self, number: int, seconds: float) -> object:
-        deadline = monotonic() + seconds
-        while True:
-            try:
-                found, reply = self._replies.get(timeout=max(0.0, deadline - monotonic()))
-            except queue.Empty:
-                raise TimeoutError(f"no reply after {seconds:g} seconds") from None
-            if found is None:
-                raise EOFError("the worker ended before it replied")
-            if found == number:
-                return reply
+    def _reply(self, seconds: float) -> object:
+        try:
+            reply = self._replies.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError(f"no reply after {seconds:g} seconds") from None
+        if not reply:
+            raise EOFError("the worker ended before it replied")
+        return reply[0]
 
     def _start(self) -> None:
-        """Start the process unless it is running."""
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
@@ -140,14 +104,14 @@ class LineProcess:
         self._replies = queue.SimpleQueue()
         threading.Thread(target=_pump, args=(self._process, self._replies), daemon=True).start()
         try:
-            self._reply(0, START_SECONDS)
+            self._reply(START_SECONDS)
         except (EOFError, TimeoutError) as error:
             raise ChildProcessError(f"the process did not start: {self._entry}") from error
 
-    def _send(self, numbered: tuple[int, object]) -> None:
+    def _send(self, request: object) -> None:
         assert self._process is not None and self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(numbered) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise EOFError("the worker ended before the request") from error
@@ -180,13 +144,13 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.stdin.close()
 
 
-def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[object]) -> None:
+def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[list[Any]]) -> None:
     assert process.stdout is not None
     # A line truncated by the end of the process is not a reply.
     with process.stdout, suppress(ValueError):
         for line in process.stdout:
-            replies.put(json.loads(line))
-    replies.put((None, None))
+            replies.put([json.loads(line)])
+    replies.put([])
 
 
 def serve_lines(prepare: Callable[[], Callable[[Any], Any]]) -> None:
@@ -200,19 +164,18 @@ def serve_lines(prepare: Callable[[], Callable[[Any], Any]]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
-    def send(number: int, reply: object) -> None:
+    def send(reply: object) -> None:
         with suppress(BrokenPipeError):
-            print(json.dumps((number, reply)), file=replies, flush=True)
+            print(json.dumps(reply), file=replies, flush=True)
 
     answer, process = prepare(), os.getpid()
-    send(0, "ready")
+    send("ready")
     for line in requests:
-        number, request = json.loads(line)
-        reply = answer(request)
+        reply = answer(json.loads(line))
         if os.getpid() != process:
             # The code has forked, and this is the child; the parent replies.
             os._exit(0)
-        send(number, reply)
+        send(reply)
 
 
 _workers: weakref.WeakSet[LineProcess] = weakref.WeakSet()
