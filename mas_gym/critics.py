@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
-from mas_gym.internal.adapter import Adapter, describe_type, has_method
+from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method
 from mas_gym.policies.base import Certainty
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
@@ -127,11 +127,8 @@ class Critic(ABC):
 
     An object with only this method is also accepted: `as_critic` adapts it on loading.
 
-    A run with a store needs the critic's identity, which describes everything that its values
-    depend on: the file of its class, and the fields of a dataclass. A critic of another class with
-    attributes is loaded from a spec, or has an attribute ``revision`` or a method ``identity()``
-    (for a loaded model, return the digest of its weights).
-    See `mas_gym.internal.identity`, and `mas_gym.testing.check_critic`.
+    A run with a store needs the critic's identity (`mas_gym.internal.identity`). Check a critic with
+    `mas_gym.testing.check_critic`.
 
     Attributes:
         name: Name in reports, such as ``"masprm"``; by default the class's name.
@@ -147,7 +144,7 @@ class Critic(ABC):
         made_for: Name of the policy whose messages the critic was trained on; empty for critics of any agents.
     """
 
-    name: str = ""
+    name: str = ClassName()  # type: ignore[assignment]
     terminal_only: bool = False
     free: bool = False
     scores_actions: bool = False
@@ -156,11 +153,6 @@ class Critic(ABC):
     max_batch: int = 64
     calls: int = 1
     made_for: str = ""
-
-    def __init_subclass__(cls, **options: object) -> None:
-        """Name the critic after its class if it has no name."""
-        super().__init_subclass__(**options)
-        cls.name = cls.name or cls.__name__
 
     @abstractmethod
     def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:

@@ -15,8 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.tasks import Grade, Problem, answers_equal, extract_answer, grade, load_task
-from mas_gym.tasks.base import Kind
+from mas_gym.tasks import Grade, GradingMode, Kind, Problem, extract_answer, grade, load_task
 from mas_gym.tasks.grading import symbolic
 from mas_gym.tasks.grading.expressions import compare_expressions, read_expression
 from mas_gym.tasks.grading.numbers import format_number, parse_number, plain_ascii, read_number
@@ -84,6 +83,10 @@ def test_equal_answers_count_as_the_same_vote(kind: str, answers: list[str]) -> 
 
 
 # ------------------------------------------ errors of the released code
+
+
+def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: GradingMode = "strict") -> bool:
+    return compare_expressions(reference, answer, kind, mode) == "equal"
 
 
 def test_mmlu_answer_0_is_option_a(tmp_path: Path) -> None:

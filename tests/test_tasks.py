@@ -19,10 +19,10 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymErro
 from mas_gym.internal.identity import identity_of
 from mas_gym.internal.suggestions import unknown_name
 from mas_gym.tasks import TASK_NAMES, Problem, ProblemTask, Task, load_task
+from mas_gym.tasks.catalog import shuffled
 from mas_gym.tasks.data_rows import BadRow
 from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
-from mas_gym.tasks.splits import hold_out_test, shuffled
 
 GSM8K_ROW = {"question": "How many?", "answer": "Two and two.\n#### 1,004"}
 
@@ -127,11 +127,6 @@ def test_limit_takes_the_first_problems_after_the_shuffle(tmp_path: Path) -> Non
     assert len(load_task("gsm8k", data=file, limit=99)) == 40
     train = load_task("gsm8k", "train", data=file)
     assert list(load_task("gsm8k", "train", data=file, limit=3)) == list(train[:3])
-
-
-def test_each_problem_is_in_either_the_pool_or_the_held_out_test_set() -> None:
-    test, pool = hold_out_test(100, 20)
-    assert (len(test), sorted(test + pool)) == (20, list(range(100)))
 
 
 # --------------------------------------------------------------------- formats

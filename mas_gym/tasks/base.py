@@ -1,13 +1,11 @@
 """The base class `Task`: an indexed sequence of problems that can grade a text.
 
-Environments and searches receive questions from a `Task`. Only the task has the
-reference answers; planners, policies and critics never receive them.
+Only the task has the reference answers; planners, policies and critics never receive them.
 
 A task can also define which messages are equal. A search merges equal messages into one
 child, and mining compares only distinct siblings (paper, App. "MASPRM training data
 generation", rule (i)). The bundled agents begin their messages with one of six words that
-carry no information. Therefore ``"Plan: start 4, + 2."`` and ``"Steps: start 4, + 2."``
-are equal messages in Arithmetic.
+carry no information.
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ class Problem:
     metadata: JSONMapping = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the kind and make the metadata read-only."""
         if self.kind not in KINDS:
             choice(f"kind of problem {shown(self.id)}", self.kind, KINDS)
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
@@ -228,17 +225,12 @@ class _AdaptedTask(Adapter, Task):
     def __iter__(self) -> Iterator[Problem]:
         return iter(self._problems)
 
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> Task: ...
-    def __getitem__(self, index: int | slice) -> Problem | Task:
-        found: Any = self._problems[index]
-        if not isinstance(index, slice):
-            problem: Problem = found
-            return problem
+    def __getitem__(self, index: Any) -> Any:
+        found = self._problems[index]
+        if not isinstance(index, slice) or is_task(found):
+            return as_task(found) if isinstance(index, slice) else found
         # A slice of a list is a list, which lacks the methods of the task.
-        return as_task(found) if is_task(found) else _AdaptedTask(self.identical_to, found)
+        return _AdaptedTask(self.identical_to, found)
 
     def extract(self, problem: Problem, text: str) -> str | None:
         found: str | None = self.identical_to.extract(problem, text)

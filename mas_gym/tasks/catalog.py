@@ -35,11 +35,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast, get_args
 
+import numpy as np
+
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown, whole_number
 from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import Registry, Spec
-from mas_gym.tasks.base import KINDS as ALL_KINDS
-from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Problem, Task, as_task
+from mas_gym.tasks.base import KINDS, SPLITS, Grader, GradingMode, Problem, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
 from mas_gym.tasks.data_rows import RawRow, read_rows
 from mas_gym.tasks.files import listing, read_file, read_partition, stamp, three_ways
@@ -49,17 +50,9 @@ from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub_data import Hub, read_hub
-from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
 from mas_gym.tasks.task_classes import ProblemTask
 from mas_gym.tasks.user_data import SPLIT_WORDS, Columns, is_data_source, load_problems
 from mas_gym.tasks.user_data import SUFFIXES as DATA_SUFFIXES
-
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice", "gpqa": "choice"}
-)
-
-
-# ----------------------------------------------------------------- loading
 
 
 class Benchmark(NamedTuple):
@@ -85,7 +78,7 @@ class Benchmark(NamedTuple):
 
 
 # The sizes of MATH on the hub, and in its release.
-_MATH_WHOLE = (MappingProxyType({"train": 12_500}), MappingProxyType({"train": 7_500, "test": 5_000}))
+_MATH_WHOLE = ({"train": 12_500}, {"train": 7_500, "test": 5_000})
 
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {
@@ -208,7 +201,7 @@ def make_base(
 def _benchmark(
     name: str, split: str | None, data: str | Path | None, mode: GradingMode, limit: int | None
 ) -> ProblemTask:
-    if KINDS[name] == "expression" and mode == "strict":
+    if name == "math" and mode == "strict":
         require_math()
     place = None if data is None else Path(data).expanduser().resolve()
     state = None if place is None else stamp(place)
@@ -233,7 +226,7 @@ def _user_task(
         require_math()
     refused = next(filter(None, map(base.refusal, own.kinds)), None)
     if refused is not None:
-        raise ConfigError(f"{source}: {refused}; or pass another kind: {', '.join(ALL_KINDS)}")
+        raise ConfigError(f"{source}: {refused}; or pass another kind: {', '.join(KINDS)}")
     name = Path(source).stem if Path(source).exists() else source
     mas = mas_of_kind(next(iter(own.kinds)))
     return ProblemTask(name, split, own.problems, mas=mas)
@@ -346,16 +339,12 @@ def _split_rows(name: str, split: str | None, place: Path | None) -> tuple[list[
     parts = _partitions(name, benchmark, wanted, place)
     if benchmark.nested and split != "test" and (place is None or place.is_dir()):
         tested = _partitions(name, benchmark, benchmark.evaluation, place).get(benchmark.evaluation, [])
-        questions = {str(row.value.get("Question")).strip() for row in tested if isinstance(row.value, Mapping)}
-        parts[wanted] = [
-            row
-            for row in parts[wanted]
-            if not (isinstance(row.value, Mapping) and str(row.value.get("Question")).strip() in questions)
-        ]
-    sizes = {part: len(rows) for part, rows in parts.items()}
-    if any(sizes == dict(whole) for whole in benchmark.whole):
-        rows = [row for part in sizes for row in parts[part]]
-        test, pool = hold_out_test(len(rows), benchmark.held_out)
+        questions = {_question(row) for row in tested} - {None}
+        parts[wanted] = [row for row in parts[wanted] if _question(row) not in questions]
+    if _sizes(parts) in benchmark.whole:
+        rows = [row for part in parts.values() for row in part]
+        order = shuffled(len(rows))
+        test, pool = order[: benchmark.held_out], order[benchmark.held_out :]
     else:
         rows = parts.get(wanted, [])
         test = pool = list(range(len(rows)))
@@ -364,8 +353,15 @@ def _split_rows(name: str, split: str | None, place: Path | None) -> tuple[list[
         raise DataError(f"{where}: expected problems of task {name!r}, split {split!r}, got none")
     if split == "test":
         return rows, test
-    train, dev = hold_out_dev(pool)
-    return rows, dev if split == "dev" else train
+    pool = [pool[place] for place in shuffled(len(pool))]
+    held_out = len(pool) // 20
+    return rows, pool[:held_out] if split == "dev" else pool[held_out:]
+
+
+def shuffled(size: int) -> list[int]:
+    """Return the numbers below ``size`` in the fixed shuffled order of the paper's splits."""
+    order: list[int] = np.random.default_rng(42).permutation(size).tolist()
+    return order
 
 
 def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None) -> dict[str, list[RawRow]]:
@@ -375,16 +371,21 @@ def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None
         return {part: read_hub(benchmark.hub, part, name)}
     if place.is_file():
         rows = read_file(place, name)
-        # a file of the whole dataset is not one of its splits
-        part = "train" if any(dict(whole) == {"train": len(rows)} for whole in benchmark.whole) else wanted
-        return {part: rows}
+        # A file of the whole dataset is not one of its splits.
+        return {"train" if {"train": len(rows)} in benchmark.whole else wanted: rows}
     if not place.is_dir():
         raise DataNotFoundError(three_ways(name, f"{place} does not exist"))
-    parts = {}
-    for part in ("train", "test") if benchmark.whole else (wanted,):
-        if rows := read_partition(place, part, name):
-            parts[part] = rows
-    if wanted not in parts and not any({p: len(r) for p, r in parts.items()} == dict(w) for w in benchmark.whole):
+    names = ("train", "test") if benchmark.whole else (wanted,)
+    parts = {part: rows for part in names if (rows := read_partition(place, part, name))}
+    if wanted not in parts and _sizes(parts) not in benchmark.whole:
         why = f"the folder {place} has no files named {wanted!r}; it contains {listing(place)}"
         raise DataNotFoundError(three_ways(name, why))
     return parts
+
+
+def _question(row: RawRow) -> str | None:
+    return str(row.value.get("Question")).strip() if isinstance(row.value, Mapping) else None
+
+
+def _sizes(parts: Mapping[str, list[RawRow]]) -> dict[str, int]:
+    return {part: len(rows) for part, rows in parts.items()}

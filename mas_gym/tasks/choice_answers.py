@@ -118,12 +118,7 @@ def labeled_options(value: object) -> tuple[list[object], list[str]]:
 
 
 def choose_reading(source: str, rows: Sequence[tuple[str, ChoiceRow]], given: str | None) -> Reading:
-    """Return how the answers of a file name the right options.
-
-    Args:
-        source: The file, for error messages.
-        rows: The rows that have options and an answer, each with its location.
-        given: The reading that the user chose; None to infer it.
+    """Return how the answers of a file name the right options, given rows with their locations.
 
     Raises:
         ConfigError: The reading does not exist, or two readings fit equally and name different options.

@@ -25,15 +25,10 @@ class BadRow(Exception):
 
 
 def read_rows(what: str, rows: Sequence[RawRow], read: Callable[[int, JSONMapping], T]) -> list[T]:
-    """Read every row.
-
-    Args:
-        what: What the rows should be, for the error message.
-        rows: The rows.
-        read: Called with a row's index and fields; raises `BadRow` for an invalid row.
+    """Read every row with a function that gets its index and fields, and raises `BadRow` for an invalid row.
 
     Raises:
-        DataError: Rows are invalid; the message lists the first 20 of them.
+        DataError: Rows are invalid; the message lists the first 20 of them, as rows that are not valid ``what``.
     """
     found: list[T] = []
     faults: list[str] = []

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import DataNotFoundError, MissingDependencyError, shown
 from mas_gym.tasks.data_rows import RawRow
@@ -28,9 +25,6 @@ class Hub(NamedTuple):
     revision: str | None = None
 
 
-# --------------------------------------------------------------------- hub
-
-
 def read_hub(hub: Hub, partition: str, name: str) -> list[RawRow]:
     """Read a partition from the hub, or from its cache if the hub cannot be reached.
 
@@ -43,49 +37,31 @@ def read_hub(hub: Hub, partition: str, name: str) -> list[RawRow]:
     except ImportError:
         why = "loading from the hub needs the package datasets, which is not installed"
         raise MissingDependencyError(three_ways(name, why)) from None
-    offline = datasets.config.HF_HUB_OFFLINE or not _reachable(datasets.config.HF_ENDPOINT)
+    before = datasets.config.HF_HUB_OFFLINE
+    offline = before or not _reachable(datasets.config.HF_ENDPOINT)
+    config, split = (partition, "train") if hub.config == "*" else (hub.config, partition)
+    datasets.config.HF_HUB_OFFLINE = offline
     try:
-        with _offline(datasets.config) if offline else contextlib.nullcontext():
-            config, split = (partition, "train") if hub.config == "*" else (hub.config, partition)
-            rows = datasets.load_dataset(hub.path, config, split=split, revision=hub.revision)
+        rows = datasets.load_dataset(hub.path, config, split=split, revision=hub.revision)
     except Exception as error:
         state = "cannot be reached, and its cache does not contain" if offline else "did not return"
         why = f"the hub {state} {hub.path!r}, split {partition!r} ({type(error).__name__}: {shown(str(error))})"
         raise DataNotFoundError(three_ways(name, why)) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
     return [RawRow(f"{hub.path}/{partition}: row {number}", dict(row)) for number, row in enumerate(rows)]
 
 
 def _reachable(endpoint: str) -> bool:
-    """Return whether the hub responds, probing it in a thread, because name resolution has no timeout."""
+    """Return whether the hub responds: its client would retry for half a minute."""
     import urllib.error
     import urllib.request
 
-    alive = threading.Event()
-
-    def probe() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS).close()
-            alive.set()
-        except urllib.error.HTTPError:
-            alive.set()
-        except (OSError, ValueError) as error:
-            # the hub's own client may trust a certificate that urllib does not
-            if "CERTIFICATE" in str(error):
-                alive.set()
-        finally:
-            done.set()
-
-    done = threading.Event()
-    threading.Thread(target=probe, daemon=True).start()
-    done.wait(PROBE_SECONDS + 1)
-    return alive.is_set()
-
-
-@contextlib.contextmanager
-def _offline(config: Any) -> Iterator[None]:
-    before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = True
     try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE = before
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError) as error:
+        # The hub's own client may trust a certificate that urllib does not.
+        return "CERTIFICATE" in str(error)
+    return True

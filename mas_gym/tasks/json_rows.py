@@ -52,7 +52,6 @@ def json_rows(
 
 
 def _lines(path: Path, stream: IO[bytes], tick: Callable[[], None]) -> Iterator[RawRow]:
-    """Yield the lines that are not blank."""
     number = 0
     try:
         for number, line in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):

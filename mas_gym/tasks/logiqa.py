@@ -12,7 +12,7 @@ from mas_gym.tasks.data_rows import BadRow
 # ------------------------------------------------- the text blocks of LogiQA
 
 _MARKED = re.compile(r"\s*([A-Da-d])\s*[.\uff0e、:\uff1a)?\uff1f]\s*")
-_SPACED = re.compile(r"\s*([A-D])\s+")
+_SPACED = re.compile(r"\A\s*([A-D])\s+")
 _INSIDE = re.compile(r"(?<![A-Za-z])([A-D])[.\uff0e]")
 
 
@@ -43,29 +43,15 @@ def _by_label(lines: Sequence[str]) -> list[str]:
             found[marked[1].upper()] = line[marked.end() :]
         else:
             rest[place] = line
-    for reader in (_label_in_place, _label_inside):
+    for pattern in (_SPACED, _INSIDE):
         for place, line in list(rest.items()):
-            missing = [name for name in "ABCD" if name not in found]
-            read = reader(line, place, missing)
-            if read is not None:
-                found[read[0]] = read[1]
+            labels = {label[1]: label for label in reversed(list(pattern.finditer(line)))}
+            # Before a space, only the label of the line's place is one.
+            names = "ABCD" if pattern is _INSIDE else "ABCD"[place]
+            name = next((name for name in names if name in labels and name not in found), None)
+            if name is not None:
+                found[name] = line[: labels[name].start()] + line[labels[name].end() :]
                 del rest[place]
     missing = [name for name in "ABCD" if name not in found]
     found.update(zip(missing, rest.values(), strict=True))
     return [found[name] for name in "ABCD"]
-
-
-def _label_in_place(line: str, place: int, missing: Sequence[str]) -> tuple[str, str] | None:
-    spaced = _SPACED.match(line)
-    if spaced is not None and spaced[1] in missing and spaced[1] == "ABCD"[place]:
-        return spaced[1], line[spaced.end() :]
-    return None
-
-
-def _label_inside(line: str, place: int, missing: Sequence[str]) -> tuple[str, str] | None:
-    del place
-    for name in missing:
-        inside = next((found for found in _INSIDE.finditer(line) if found[1] == name), None)
-        if inside is not None:
-            return name, line[: inside.start()] + line[inside.end() :]
-    return None

@@ -123,7 +123,6 @@ class ProblemTask(ProblemSequence):
         return cls(name, split, rows, made, mas)
 
     def __repr__(self) -> str:
-        """Return name, split, size and grading mode."""
         return f"<task {self.name}/{self.split}: {len(self)} problems, grading {self.grading}>"
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProblemTask:
@@ -169,7 +168,6 @@ class ProceduralTask(ProblemSequence):
         size: int = 10**6,
         grading: str = "strict",
     ) -> None:
-        """Check the arguments; problems are generated later."""
         if difficulty not in self.levels:
             raise ConfigError(
                 f"expected a difficulty from {min(self.levels)} to {max(self.levels)}, got {difficulty!r}"

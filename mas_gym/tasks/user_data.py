@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.suggestions import choice, refuse_unknown
+from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import KINDS, Kind, Problem
 from mas_gym.tasks.choice_answers import ChoiceRow, Reading, choice_row, choose_reading, labeled_options, reading_remark
 from mas_gym.tasks.data_rows import BadRow, RawRow, read_rows, storable
@@ -124,14 +125,7 @@ def is_data_source(name: str) -> bool:
 def load_problems(
     source: str, split: str, columns: Columns, kind: str | None, answers: str | None = None
 ) -> LoadedProblems:
-    """Load the problems of one split; cached until the data on disk changes.
-
-    Args:
-        source: Path of a file or folder, or ``OWNER/NAME`` or ``OWNER/NAME:CONFIG`` on the hub.
-        split: ``"train"``, ``"dev"`` or ``"test"``.
-        columns: The columns of the parts of a problem.
-        kind: The kind of all answers; None to infer it.
-        answers: How the answers name choices (`mas_gym.tasks.choice_answers.READINGS`); None to infer it.
+    """Load the problems of one split; cached until the data on disk changes. See `mas_gym.load_task`.
 
     Raises:
         DataNotFoundError: The data cannot be found or reached.
@@ -145,7 +139,6 @@ def load_problems(
 
 
 def _place(source: str) -> Path | None:
-    """Return the absolute path of a file or folder; None for the hub."""
     path = Path(source).expanduser().resolve()
     if path.exists():
         return path
@@ -169,12 +162,11 @@ def _load(
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
     choices = _choice_rows([row for _, row in rows], columns, guess)
     reading = choose_reading(source, choices, answers)
-    seen = _Seen({}, Counter())
+    seen = Counter[str]()
 
     def read(number: int, fields: JSONMapping) -> tuple[str, Problem]:
-        part, row = rows[number]
-        problem = _problem(fields, columns, guess, reading, name, seen, row.place)
-        return part or _split_of(fields, columns), problem
+        part, _ = rows[number]
+        return part or _split_of(fields, columns), _problem(fields, columns, guess, reading, name, seen)
 
     made = read_rows(f"problems of task {name!r}", [row for _, row in rows], read)
     kinds = Counter[str](problem.kind for _, problem in made)
@@ -302,15 +294,8 @@ def _words(question: str) -> bytes:
 # -------------------------------------------------------------------- problems
 
 
-class _Seen(NamedTuple):
-    """The ids of the problems so far with their locations, and the count of each question."""
-
-    places: dict[str, str]
-    questions: Counter[str]
-
-
 def _problem(
-    row: Mapping[str, object], columns: Columns, guess: str, reading: Reading, name: str, seen: _Seen, place: str
+    row: Mapping[str, object], columns: Columns, guess: str, reading: Reading, name: str, seen: Counter[str]
 ) -> Problem:
     question = _cell(row, columns.question)
     kind = _kind_of(row, columns, guess)
@@ -328,7 +313,7 @@ def _problem(
         elif answer > "D":
             # The grader assumes four options unless they are listed.
             facts["options"] = [""] * (ascii_uppercase.index(answer) + 1)
-    return Problem(_id(row, columns, question, name, seen, place), question, answer, kind, facts)
+    return Problem(_id(row, columns, question, name, seen), question, answer, kind, facts)
 
 
 def _kind_of(row: Mapping[str, object], columns: Columns, guess: str) -> Kind:
@@ -339,21 +324,16 @@ def _kind_of(row: Mapping[str, object], columns: Columns, guess: str) -> Kind:
     return kind
 
 
-def _id(row: Mapping[str, object], columns: Columns, question: str, name: str, seen: _Seen, place: str) -> str:
+def _id(row: Mapping[str, object], columns: Columns, question: str, name: str, seen: Counter[str]) -> str:
+    # Derived from the question, so that adding rows or correcting answers changes no other id.
+    derived = f"{name}/{sha256(_words(question)).hexdigest()[:12]}"
+    problem_id = derived if columns.id is None else _cell(row, columns.id)
+    seen[problem_id] += 1
+    if seen[problem_id] == 1:
+        return problem_id
     if columns.id is not None:
-        problem_id = _cell(row, columns.id)
-        if problem_id in seen.places:
-            before = seen.places[problem_id]
-            raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)} again (see {before})")
-    else:
-        # Derived from the question, so that adding rows or correcting answers changes no other id.
-        digest = sha256(_words(question)).hexdigest()[:12]
-        first = problem_id = f"{name}/{digest}"
-        seen.questions[first] += 1
-        if seen.questions[first] > 1:
-            problem_id = f"{first}-{seen.questions[first]}"
-    seen.places[problem_id] = place
-    return problem_id
+        raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)} again")
+    return f"{problem_id}-{seen[problem_id]}"
 
 
 def _cell(row: Mapping[str, object], name: str) -> str:
@@ -397,8 +377,6 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
     if kind == "number" and parse_number(answer) is None and parse_number(answer, ",") is None:
         raise BadRow(f"expected a number as the answer, got {shown(answer)}; set another kind with kind= or --kind")
     if kind == "regex":
-        from mas_gym.systems.conditions import matcher
-
         try:
             matcher(answer)
         except ConfigError as error:
@@ -443,7 +421,6 @@ def _choice_row(row: Mapping[str, object], columns: Columns) -> ChoiceRow:
 
 
 def _label(row: ChoiceRow, reading: Reading) -> str:
-    """Return the letter of the right option."""
     place = row.place(reading)
     if place is None:
         expected = {"index": "the index of an option, from 0,", "label": "the label of an option", "text": "an option"}
@@ -472,7 +449,6 @@ _TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILI
 
 
 def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
-    """Infer the kind that fits the answers; ``"text"`` if no other kind fits."""
     if columns.choices:
         return "choice"
     answers: list[str | None] = []

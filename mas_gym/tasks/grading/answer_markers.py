@@ -65,14 +65,7 @@ _HOLLOW = re.compile(r"[\s*_:#>`$~-]*(?:\\[\[(]|\\begin\{\w+\*?\})?[\s*_$]*")
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """Yield the places where a message states an answer, last first.
-
-    Args:
-        text: The whole final message.
-
-    Yields:
-        The statements, at most 32.
-    """
+    """Yield the places where a message states an answer, last first, at most 32."""
     for mark in reversed(deque(_MARK.finditer(text), maxlen=_MOST_STATEMENTS)):
         found = mark[0]
         if found[0] == "\\":

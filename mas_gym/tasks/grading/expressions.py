@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
 
 from mas_gym.tasks.base import GradingMode, Kind
 from mas_gym.tasks.grading import paper_rules
@@ -33,6 +32,7 @@ from mas_gym.tasks.grading.numbers import (
     plain_ascii,
     same_number,
 )
+from mas_gym.tasks.grading.symbolic import COMMAND, ENVIRONMENT, SymbolicVerdict, equal_by_meaning
 
 # ---------------------------------------------------------- canonical form
 
@@ -75,8 +75,6 @@ _WORDLIKE = re.compile(r"(?:\\text\s?\{[^{}]*\}|[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)
 _LETTER = re.compile(r"(?:\\text\s?\{\s*+)?\(?\s*+([A-Za-z])\s*+(?:\)\s*+)?\}?")
 _LETTERS = re.compile(r"[^\w:+/-]+|_")
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\[()]|\\\[|\\\](?!\])")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}")
 _NAME_WITH_NUMBER = re.compile(r"(?:[A-Za-z]=)?[a-z]+\d{1,4}")
 _EMPTY = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|\\\{\s?\\\}")
 _HEDGE = re.compile(r"(?<![A-Za-z])(?:maybe|perhaps|possibly)(?![A-Za-z])", re.IGNORECASE)
@@ -92,23 +90,12 @@ _VALUE_IN_PROSE = re.compile(
 )
 
 
-def is_words(text: str) -> bool:
-    r"""Whether a normalized answer is words rather than mathematics: ``\text{Evelyn}``, ``even``."""
-    return _WORDLIKE.fullmatch(text) is not None
-
-
 def is_prose(text: str) -> bool:
     """Whether a normalized answer has numbers among words, as in ``36sides of the``; such text is never an answer."""
     if _NAME_WITH_NUMBER.fullmatch(text):
         return False
-    plain_text = _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))
+    plain_text = COMMAND.sub(" ", ENVIRONMENT.sub(" ", text))
     return any(sign.isdigit() for sign in plain_text) and _PLAIN_WORD.search(plain_text) is not None
-
-
-def words_key(text: str) -> str:
-    r"""Reduce an answer in words to its comparison form: ``East.`` to ``east``, ``3:30 p.m.`` to ``3:30pm``."""
-    inner = text.replace("\\text", " ").strip()
-    return _LETTERS.sub("", inner.replace("{", " ").replace("}", " ")).casefold()
 
 
 @lru_cache(maxsize=8192)
@@ -145,7 +132,10 @@ def _normalized_value(text: str) -> str | None:
     number = parse_number(_without_units(text))
     if number is not None:
         return format_number(number)
-    return words_key(text) if is_words(text) or ":" in text else None
+    if _WORDLIKE.fullmatch(text) is None and ":" not in text:
+        return None
+    # ``East.`` becomes ``east``, and ``3:30 p.m.`` becomes ``3:30pm``.
+    return _LETTERS.sub("", text.replace("\\text", " ")).casefold()
 
 
 def _normalized_cell(text: str) -> str:
@@ -168,10 +158,10 @@ def _result(text: str) -> str:
     parts = [part.strip() for part in _EQUALITY.split(text)]
     if len(parts) > 1 and all(parts) and _NAME.fullmatch(parts[0]):
         rest = text.partition("=")[2]
-        if parts[0] in _VARIABLE.findall(_COMMAND.sub(" ", rest)) and _RELATED.search(rest):
+        if parts[0] in _VARIABLE.findall(COMMAND.sub(" ", rest)) and _RELATED.search(rest):
             return rest
         return f"{parts[0]}={parts[-1]}"
-    has_variable = _VARIABLE.search(_COMMAND.sub(" ", parts[0])) is not None
+    has_variable = _VARIABLE.search(COMMAND.sub(" ", parts[0])) is not None
     return text if len(parts) < 3 and has_variable else parts[-1]
 
 
@@ -231,11 +221,9 @@ def read_expression(span: str) -> str | None:
 
 # -------------------------------------------------------------- comparison
 
-Verdict = Literal["equal", "different", "timed out", "too complex"]
 
-
-def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: GradingMode = "strict") -> bool:
-    r"""Whether two answers are equal.
+def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict") -> SymbolicVerdict:
+    r"""Compare two answers; return ``"equal"`` or the reason why they are not equal.
 
     Args:
         reference: The right answer, as a problem gives it.
@@ -246,14 +234,9 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
     Raises:
         MissingDependencyError: The comparison needs the symbolic engine, which is not installed.
 
-    >>> answers_equal("1000", "$1,000.0"), answers_equal("0.5", r"\frac12"), answers_equal("A", "b", "choice")
-    (True, True, False)
+    >>> compare_expressions("1000", "$1,000.0", "number"), compare_expressions("0.5", r"\frac12", "expression")
+    ('equal', 'equal')
     """
-    return compare_expressions(reference, answer, kind, mode) == "equal"
-
-
-def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict") -> Verdict:
-    """Compare two answers; return ``"equal"`` or the reason why they are not equal. See `answers_equal`."""
     if mode == "paper":
         return "equal" if paper_rules.same(reference, answer, kind) else "different"
     if reference == answer:
@@ -280,8 +263,6 @@ def compare_expressions(reference: str, answer: str, kind: Kind, mode: GradingMo
     # math-verify ignores the base of a number
     if _BASED.search(right) or _BASED.search(given):
         return "different"
-    from mas_gym.tasks.grading.symbolic import equal_by_meaning
-
     return equal_by_meaning(right, given)
 
 

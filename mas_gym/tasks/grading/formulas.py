@@ -35,14 +35,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 def read_formula(text: str) -> str | None:
-    """Read a formula and remove its spaces; in an equation, use the first side with an operator.
-
-    Args:
-        text: One line or the content of a box.
-
-    Returns:
-        The formula; None if neither the text nor a side of its equation is a formula.
-    """
+    """Read a formula without its spaces, or the first side of an equation with an operator; None if there is none."""
     plain = _WORDS.sub(_plain, text.translate(_SIGNS)).strip().rstrip(".,;:!")
     for side in plain.split("="):
         formula = "".join(side.split())
@@ -52,12 +45,7 @@ def read_formula(text: str) -> str | None:
 
 
 def compare_formulas(reference: str, formula: str) -> str:
-    """Return ``"equal"``, ``"different"`` if the values differ, or ``"other numbers"`` if the numbers differ.
-
-    Args:
-        reference: A formula.
-        formula: The formula that `read_formula` found in a message.
-    """
+    """Return ``"equal"``, ``"different"`` if the values differ, or ``"other numbers"`` if the numbers differ."""
     if _numbers(reference) != _numbers(formula):
         return "other numbers"
     try:

@@ -9,10 +9,8 @@ reply is requested with another seed; after `ATTEMPTS` replies, grading fails.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from concurrent.futures import Future
 from importlib import resources
-from typing import NamedTuple
 
 from mas_gym.errors import PolicyError
 from mas_gym.internal.event_loop import from_thread
@@ -31,16 +29,7 @@ ATTEMPTS = 3
 MAX_NEW_TOKENS = 512
 
 
-class JudgeVerdict(NamedTuple):
-    """A judge's verdict and its cost, including the cost of replies without a verdict."""
-
-    correct: bool
-    tokens: int
-    prompt_tokens: int
-
-
 _WORDS = ("correct", "incorrect")
-_REMEMBERED = 10_000
 
 
 class Judge:
@@ -64,7 +53,7 @@ class Judge:
         self.policy: AsyncPolicy = load_policy(policy) if isinstance(policy, str) else as_policy(policy)
         self.prompt = prompt or (resources.files("mas_gym.tasks.grading") / "judge.md").read_text(encoding="utf-8")
         self.spent = Meter()
-        self._known: OrderedDict[tuple[str, str, str], Future[JudgeVerdict]] = OrderedDict()
+        self._known: dict[tuple[str, str, str], Future[Grade]] = {}
         self._lock = threading.Lock()
 
     def identity(self) -> object:
@@ -72,7 +61,6 @@ class Judge:
         return {"policy": self.policy, "prompt": self.prompt, "verdict": ask_verdict("", _WORDS)}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without verdicts and counts."""
         return Judge, self._made_of
 
     def __deepcopy__(self, memo: dict[int, object]) -> Judge:
@@ -93,17 +81,14 @@ class Judge:
         answer = read_text(after_reasoning(text))
         if answer is None:
             return Grade(False, None, "no answer found")
-        correct, tokens, read = self._once((problem.question, problem.answer, answer), problem)
-        said = "judged correct" if correct else "judged incorrect"
-        return Grade(correct, self.extract(problem, text), said, tokens, read)
+        verdict = self._once((problem.question, problem.answer, answer), problem)
+        return verdict._replace(extracted=self.extract(problem, text))
 
-    def _once(self, key: tuple[str, str, str], problem: Problem) -> JudgeVerdict:
+    def _once(self, key: tuple[str, str, str], problem: Problem) -> Grade:
         """Return the verdict on an answer; only the first caller requests it from the policy."""
         with self._lock:
             known = self._known.get(key)
             mine = self._known[key] = Future() if known is None else known
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
         if known is None:
             try:
                 mine.set_result(self._verdict(problem, key[-1]))
@@ -114,7 +99,7 @@ class Judge:
                 mine.set_exception(error)
         return mine.result()
 
-    def _verdict(self, problem: Problem, answer: str) -> JudgeVerdict:
+    def _verdict(self, problem: Problem, answer: str) -> Grade:
         asked = f"Question:\n{problem.question}\n\nReference answer:\n{problem.answer}\n\nAnswer to grade:\n{answer}"
         messages = (ChatMessage("system", self.prompt), ChatMessage("user", ask_verdict(asked, _WORDS)))
         said, tokens, read = "", 0, 0
@@ -123,17 +108,16 @@ class Judge:
             # The first attempt is greedy; another greedy attempt would give the same reply.
             request = SamplingRequest(messages, (seed,), MAX_NEW_TOKENS, 0.7 if attempt else 0.0, agent="Judge")
             reply = from_thread(self.policy.sample_async(request))
-            with self._lock:
-                self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
             tokens, read = tokens + reply.samples[0].tokens, read + reply.prompt_tokens
             said = reply.samples[0].text
             verdict = read_verdict(said, asked, _WORDS)
             with self._lock:
+                self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
                 if verdict is None:
                     self.spent.faults["no verdict"] += 1
                 self.spent.calls += verdict is not None
             if verdict is not None:
-                return JudgeVerdict(verdict == 0, tokens, read)
+                return Grade(verdict == 0, None, f"judged {_WORDS[verdict]}", tokens, read)
         first, second = verdict_lines(asked, _WORDS)
         raise PolicyError(
             f"judge {self.policy.name}: expected one of {ATTEMPTS} replies to end with the line {first!r} or "

@@ -14,20 +14,11 @@
 In both cases, CPU time, memory, file sizes, open files and the number of processes and threads (except those of
 root) are limited, and the process group is killed at the end.
 
-Code can forge the result of some tests:
-
-- It cannot forge a comparison of its result with a literal, such as ``assert f(2) == 4``,
-  ``assert abs(f(2) - 1.5) < 1e-6`` or the assertions of HumanEval's ``check(candidate)``. The sandboxed process returns
-  the value, and this process compares it (`mas_gym.tasks.grading.value_tests`). The value must consist of numbers,
-  texts and containers of them.
-- All other tests run in the code's process: unittest classes, expected exceptions, changed arguments, loops, and
-  comparisons with computed values. The known ways to forge their result are closed: an object that is equal to
-  everything, ``load_tests``, replaced parts of unittest and builtins, and access to the report. At the end, two tests
-  that must fail reveal code that passes everything. Such tests can still be forged by code that reads expected values
-  from the variables of a test, returns objects with special arithmetic, defines a name that the tests use, such as
-  ``abs``, or is written against this module.
-
-Tests that test nothing fail.
+Code cannot forge a comparison of its result with a literal, such as ``assert f(2) == 4``: the sandboxed process returns
+the value, which must consist of numbers, texts and containers of them, and this process compares it
+(`mas_gym.tasks.grading.value_tests`). All other tests run in the code's process, where the known forgeries fail: an
+object that is equal to everything, ``load_tests``, replaced parts of unittest and builtins, and access to the report.
+At the end, two tests that must fail reveal code that passes everything.
 """
 
 from __future__ import annotations
@@ -311,7 +302,6 @@ def _interpreter() -> str:
 
 
 def _packages() -> list[str]:
-    """Return the folders of this environment's packages, which tests may import."""
     return [path for path in site.getsitepackages() if os.path.isdir(path)]
 
 

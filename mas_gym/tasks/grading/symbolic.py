@@ -48,8 +48,8 @@ _FOREIGN = re.compile(
     r"[:;?\"'@#]|\.\.|(?<![_\d])\d++\s++[\d.]|\\(?:[lc]?dots|text|mathrm|p?mod|pmod|bmod|prime)(?![A-Za-z])"
     r"|(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|arcsin|arccos|arctan|sinh|cosh|tanh)(?![A-Za-z]))[A-Za-z]{3}"
 )
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}")
+COMMAND = re.compile(r"\\[A-Za-z]+")
+ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}")
 _POWER = re.compile(r"\^(?:\{(?P<group>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}|(?P<one>.))")
 
 
@@ -92,9 +92,9 @@ def too_complex(text: str) -> bool:
 
 def _is_foreign(reference: str, answer: str) -> bool:
     """Whether math-verify would misread one of the expressions or, as with ``R`` and ``r``, mix up two variables."""
-    letters = set(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", reference + answer)))
+    letters = set(COMMAND.sub(" ", ENVIRONMENT.sub(" ", reference + answer)))
     mixed = any(letter.islower() and letter.upper() in letters for letter in letters)
-    return mixed or any(_FOREIGN.search(_ENVIRONMENT.sub(" ", text)) for text in (reference, answer))
+    return mixed or any(_FOREIGN.search(ENVIRONMENT.sub(" ", text)) for text in (reference, answer))
 
 
 @lru_cache(maxsize=65536)
@@ -155,27 +155,20 @@ def _prepare() -> Callable[[list[str]], SymbolicVerdict]:
         signal.signal(signal.SIGVTALRM, _out_of_time)
 
     def answer(pair: list[str]) -> SymbolicVerdict:
-        verdict: SymbolicVerdict
         try:
             if timed:
                 # the timer repeats, in case one exception is lost inside a finaliser
                 signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)
-            verdict = "equal" if compare(*pair) else "different"
-            _stop_timer()
+            return "equal" if compare(*pair) else "different"
         except (_OutOfTimeError, MemoryError, RecursionError):
-            _stop_timer()
-            verdict = "timed out"
+            return "timed out"
         except Exception:
-            _stop_timer()
-            verdict = "different"
-        return verdict
+            return "different"
+        finally:
+            if timed:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     return answer
-
-
-def _stop_timer() -> None:
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def _comparer() -> Callable[[str, str], bool]:

@@ -312,7 +312,7 @@ def write_question(
 
     Args:
         story: The facts.
-        rng: The random generator.
+        rng: Samples names and phrases.
         templates: Phrases per kind of sentence.
         others: Alternative templates for some of the facts, by index of the fact.
 
