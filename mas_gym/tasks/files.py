@@ -163,11 +163,8 @@ def _partition_files(folder: Path, partition: str) -> list[Path]:
             continue
         for alias in PARTITIONS[partition]:
             inside = [child for child in place.iterdir() if _is_named(child, alias)]
-            files = [child for child in inside if child.is_file() and child.suffix.lower() in SUFFIXES]
-            for child in inside:
-                if child.is_dir():
-                    files += [path for path in child.rglob("*") if path.is_file() and path.suffix.lower() in SUFFIXES]
-            if files:
+            paths = [path for child in inside for path in (child, *child.rglob("*"))]
+            if files := [path for path in paths if path.is_file() and path.suffix.lower() in SUFFIXES]:
                 return sorted(files, key=_natural)
     return []
 

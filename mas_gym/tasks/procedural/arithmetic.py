@@ -38,23 +38,13 @@ Slip = tuple[str, int]
 """A misreading: its kind, and the index of the fact, step or equation that it affects."""
 
 
+_OPERATORS = {"has": "start", "finds": "+", "buys": "+", "loses": "-", "gives": "-", "times": "*", "bags": "+*"}
+
+
 def step_of(fact: Fact) -> Step:
     """Return the plan step that a fact requires."""
     kind, *numbers = fact
-    match kind:
-        case "has":
-            return ("start", *numbers)
-        case "finds" | "buys":
-            return ("+", *numbers)
-        case "loses" | "gives":
-            return ("-", *numbers)
-        case "times":
-            return ("*", *numbers)
-        case "half":
-            return ("/", 2)
-        case "bags":
-            return ("+*", *numbers)
-    raise ValueError(f"expected a known fact kind, got {kind!r}")
+    return ("/", 2) if kind == "half" else (_OPERATORS[str(kind)], *numbers)
 
 
 def plan_of(facts: list[Fact]) -> list[Step]:
@@ -128,15 +118,12 @@ def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]
 
 def apply_reader_slips(facts: list[Fact], rival: tuple[int, int] | None, slips: list[Slip]) -> list[Fact]:
     """Return the facts as listed by a Reader who makes these slips."""
-    dropped = {place for kind, place in slips if kind == "drop"}
     out: list[Fact] = []
-    for i, fact in enumerate(facts):
+    for i in range(len(facts) + 1):
         if rival is not None and ("rival", i) in slips:
             out.append(("buys", rival[1]))
-        if i not in dropped:
-            out.append(fact)
-    if rival is not None and rival[0] == len(facts) and ("rival", rival[0]) in slips:
-        out.append(("buys", rival[1]))
+        if i < len(facts) and ("drop", i) not in slips:
+            out.append(facts[i])
     return out
 
 
