@@ -83,6 +83,8 @@ class _Reader:
     def __init__(self, where: Callable[[Place], str]) -> None:
         self.where = where
         self.faults: list[str] = []
+        self.sink = 0
+        self.nodes: Mapping[str, int] = {}
 
     def fault(self, place: Place, problem: str) -> None:
         self.faults.append(f"{self.where(place)}: {problem}")
@@ -100,16 +102,16 @@ class _Reader:
         schema = data.get("schema", SCHEMA)
         if schema != SCHEMA or isinstance(schema, bool):
             self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads only that schema")
-        title = data.get("name", name)
-        if not isinstance(title, str) or not title.strip():
-            self.fault(("name",), f"expected a non-empty text, got {shown(title)}: name the MAS or drop the key")
+        title = self.text(("name",), data.get("name", name), "name the MAS or drop the key")
         agents = self.agents(data.get("agents"))
+        self.sink = len(agents)
         names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
+        self.nodes = {**names, "q": Q, "sink": self.sink}
         external = data.get("external", False)
         if not isinstance(external, bool):
             self.fault(("external",), f"expected true or false, got {shown(external)}")
-        edges = [] if external is True and not data.get("edges") else self.edges(data.get("edges"), len(agents), names)
-        agents = self.routing(data, agents, names, edges)
+        edges = [] if external is True and not data.get("edges") else self.edges(data.get("edges"))
+        agents = self.routing(data, agents, edges)
         policies = self.policies(data.get("policies"), agents)
         max_turns, min_turns = self.turns(data)
         history = data.get("history", "inputs")
@@ -123,24 +125,19 @@ class _Reader:
             return None
         good = tuple(agent for agent in agents if agent)
         read = tuple(Edge(e[0], e[1], e[2]) for e in edges)  # type: ignore[arg-type]
-        loops_and_history = max_turns, min_turns, cast(History, history)
-        return MAS(cast(str, title), good, read, policies, *loops_and_history, external)
+        return MAS(title, good, read, policies, max_turns, min_turns, cast(History, history), external)
 
     def turns(self, data: Mapping[Any, Any]) -> tuple[int | None, int]:
         most, least = data.get("max_turns"), data.get("min_turns", 1)
-        if "max_turns" in data and not _is_count(most, MAX_TURNS):
-            self.fault(("max_turns",), f"expected an integer from 1 to {MAX_TURNS}, got {shown(most)}")
-        elif "min_turns" in data and not ("max_turns" in data and _is_count(least, cast(int, most))):
+        if "max_turns" in data and not self.count(("max_turns",), most, MAX_TURNS):
+            return most, least
+        if "min_turns" in data and not ("max_turns" in data and _is_count(least, cast(int, most))):
             problem = f"expected an integer from 1 to max_turns, got {shown(least)}: correct it or add max_turns"
             self.fault(("min_turns",), problem)
         return most, least
 
     def routing(
-        self,
-        data: Mapping[object, object],
-        agents: list[Agent | None],
-        names: Mapping[str, int],
-        edges: Sequence[ReadEdge],
+        self, data: Mapping[object, object], agents: list[Agent | None], edges: Sequence[ReadEdge]
     ) -> list[Agent | None]:
         """Return the agents with their routes and fallbacks; an agent's keys override those of the config."""
         entries = cast(Sequence[object], data.get("agents")) if agents else ()
@@ -164,10 +161,10 @@ class _Reader:
         elif "max_turns" not in data:
             self.fault(place, "route: message needs max_turns: add it")
         self.distinct_names(agents)
-        shared = self.fallback((), data, len(agents), names)
+        shared = self.fallback((), data)
         for i in named:
             place = ("agents", i) if "fallback" in own[i] else ()
-            target = self.fallback(place, own[i], len(agents), names) if place else shared
+            target = self.fallback(place, own[i]) if place else shared
             if (agent := agents[i]) is not None:
                 self.fallback_edge((*place, "fallback"), agents, i, target, edges)
                 agents[i] = replace(agent, route="message", fallback=target)
@@ -205,16 +202,33 @@ class _Reader:
         self.fault((*place, "route"), f"expected {_or(get_args(Route))}, got {shown(route)}")
         return default
 
-    def fallback(
-        self, place: Place, data: Mapping[object, object], agents: int, names: Mapping[str, int]
-    ) -> int | None:
+    def fallback(self, place: Place, data: Mapping[object, object]) -> int | None:
         if "fallback" not in data:
             return None
-        node = self.node((*place, "fallback"), data["fallback"], agents, names)
+        node = self.node((*place, "fallback"), data["fallback"])
         if node == Q:
             self.fault((*place, "fallback"), "q receives no messages: name an agent or sink")
             return None
         return node
+
+    def text(self, place: Place, value: object, remedy: str) -> str:
+        if isinstance(value, str) and value.strip():
+            return value
+        self.fault(place, f"expected a non-empty text, got {shown(value)}: {remedy}")
+        return ""
+
+    def count(self, place: Place, value: object, most: int) -> int:
+        if _is_count(value, most):
+            return cast(int, value)
+        self.fault(place, f"expected an integer from 1 to {most}, got {shown(value)}")
+        return 0
+
+    def entries(self, place: Place, value: object, expected: str, remedy: str) -> Sequence[object]:
+        if _is_list(value) and value:
+            return cast(Sequence[object], value)
+        got = "nothing" if value is None else shown(value)
+        self.fault(place, f"expected a list of {expected}, got {got}: {remedy}")
+        return ()
 
     def keys(self, place: Place, data: Mapping[object, object], known: Sequence[str]) -> None:
         for key in data:
@@ -223,11 +237,8 @@ class _Reader:
                 self.fault((*place, _step(key)), problem)
 
     def agents(self, data: object) -> list[Agent | None]:
-        if not _is_list(data) or not data:
-            got = "nothing" if data is None else shown(data)
-            self.fault(("agents",), f"expected a list of at least one agent, got {got}: list them as they act")
-            return []
-        agents = [self.agent(("agents", i), entry) for i, entry in enumerate(cast(Sequence[object], data))]
+        entries = self.entries(("agents",), data, "at least one agent", "list them as they act")
+        agents = [self.agent(("agents", i), entry) for i, entry in enumerate(entries)]
         seen: dict[str, int] = {}
         for i, agent in enumerate(agents):
             if agent is None:
@@ -246,18 +257,8 @@ class _Reader:
             return None
         self.keys(place, data, AGENT_KEYS)
         name = self.agent_name((*place, "name"), data.get("name"))
-        prompt = data.get("system_prompt")
-        if not isinstance(prompt, str) or not prompt.strip():
-            self.fault(
-                (*place, "system_prompt"),
-                f"expected a non-empty text, got {shown(prompt)}: write instructions for the agent",
-            )
-            prompt = ""
-        cap = data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-        if not _is_count(cap, MAX_NEW_TOKENS):
-            problem = f"expected an integer from 1 to {MAX_NEW_TOKENS}, got {shown(cap)}"
-            self.fault((*place, "max_new_tokens"), problem)
-            cap = 1
+        prompt = self.text((*place, "system_prompt"), data.get("system_prompt"), "write instructions for the agent")
+        cap = self.count((*place, "max_new_tokens"), data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS), MAX_NEW_TOKENS)
         temperature = self.number((*place, "temperature"), data, 0, MAX_TEMPERATURE)
         top_p = self.number((*place, "top_p"), data, LEAST_TOP_P, 1)
         return Agent(name, prompt, cap, temperature=temperature, top_p=top_p) if name else None
@@ -269,15 +270,14 @@ class _Reader:
         self.fault(place, f"expected a number from {low:g} to {high:g}, got {shown(value)}")
         return None
 
-    def agent_name(self, place: Place, name: object) -> str | None:
-        if not isinstance(name, str) or not name.strip():
-            self.fault(place, f"expected a non-empty text, got {shown(name)}: name the agent, in quotes if necessary")
-        elif len(name) > LONGEST_NAME:
+    def agent_name(self, place: Place, value: object) -> str | None:
+        name = self.text(place, value, "name the agent, in quotes if necessary")
+        if len(name) > LONGEST_NAME:
             self.fault(place, f"expected at most {LONGEST_NAME} characters, got {len(name)}: choose a shorter name")
         elif name.strip().lower() in RESERVED:
             self.fault(place, f"{name!r} is the name of a special node: choose another")
         else:
-            return name
+            return name or None
         return None
 
     def policies(self, data: object, agents: Sequence[Agent | None]) -> tuple[tuple[str, str], ...]:
@@ -303,31 +303,25 @@ class _Reader:
             self.fault(("policies",), f"no policy for {some}: add each, or '{ANYONE}' for all others")
         return tuple((str(agent), str(policy)) for agent, policy in data.items()) if not self.faults else ()
 
-    def edges(self, data: object, agents: int, names: Mapping[str, int]) -> list[ReadEdge]:
-        if not _is_list(data) or not data:
-            got = "nothing" if data is None else shown(data)
-            self.fault(("edges",), f"expected a list of edges, got {got}: write at least [-1, 0], from the question")
-            return []
-        return [self.edge(i, entry, agents, names) for i, entry in enumerate(cast(Sequence[object], data))]
+    def edges(self, data: object) -> list[ReadEdge]:
+        entries = self.entries(("edges",), data, "edges", "write at least [-1, 0], from the question")
+        return [self.edge(i, entry) for i, entry in enumerate(entries)]
 
-    def edge(self, i: int, entry: object, agents: int, names: Mapping[str, int]) -> ReadEdge:
+    def edge(self, i: int, entry: object) -> ReadEdge:
         if not _is_list(entry) or len(cast(Sequence[object], entry)) not in (2, 3):
             self.fault(("edges", i), f"expected [source, target] or [source, target, condition], got {shown(entry)}")
             return None, None, None
         source, target, *rest = cast(Sequence[object], entry)
         condition = self.condition(("edges", i, 2), rest[0]) if rest and rest[0] is not None else None
-        start = self.node(("edges", i, 0), source, agents, names)
-        return start, self.node(("edges", i, 1), target, agents, names), condition
+        return self.node(("edges", i, 0), source), self.node(("edges", i, 1), target), condition
 
-    def node(self, place: Place, node: object, agents: int, names: Mapping[str, int]) -> int | None:
-        if isinstance(node, int) and not isinstance(node, bool) and Q <= node < agents:
+    def node(self, place: Place, node: object) -> int | None:
+        if isinstance(node, int) and not isinstance(node, bool) and Q <= node < self.sink:
             return node
-        if isinstance(node, str):
-            special = {"q": Q, "sink": agents}
-            if node in special or node in names:
-                return special.get(node, names.get(node))
-        near = self.near(node, [*names, "q", "sink"])
-        known = f"0 to {agents - 1}" if agents > 1 else "0"
+        if isinstance(node, str) and node in self.nodes:
+            return self.nodes[node]
+        near = self.near(node, self.nodes)
+        known = f"0 to {self.sink - 1}" if self.sink > 1 else "0"
         self.fault(place, f"unknown node {shown(node)}: expected {known}, an agent's name, -1 or q, or sink{near}")
         return None
 
