@@ -215,10 +215,6 @@ class Dynamics:
         A message that must name its recipient ends the episode if neither this name nor the agent's
         ``fallback`` is legal; see `failure`.
 
-        Args:
-            state: A non-terminal state.
-            action: ``(text, recipient)``; the recipient is a node index or `ALL`.
-
         Raises:
             EpisodeOverError: The state is terminal.
             IllegalActionError: The recipient is not legal for this text.

@@ -44,9 +44,6 @@ def load_mas(source: MASSource) -> MAS:
         source: The name of a shipped system (case-insensitive), the path of a YAML or JSON file, a dict with the same
             keys, or a `MAS`, which is returned unchanged.
 
-    Returns:
-        The system, immutable.
-
     Raises:
         ConfigError: The config has errors, each listed with its location and fix.
         UnknownNameError: No shipped system has that name; the message lists the known names and suggests the nearest.

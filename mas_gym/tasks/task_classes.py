@@ -144,14 +144,7 @@ def split_of(question: str) -> str:
 
 
 class ProceduralTask(ProblemSequence):
-    """A sequence of generated problems.
-
-    Args:
-        split: ``"train"``, ``"dev"`` or ``"test"``.
-        seed: Seed of the problems.
-        difficulty: One of `levels`; the subclass defines its meaning.
-        size: Number of problems; each is generated on demand.
-        grading: ``"strict"`` or ``"paper"``.
+    """A sequence of problems that are generated on demand; the subclass defines the meaning of the `levels`.
 
     Raises:
         ConfigError: An argument is out of range.

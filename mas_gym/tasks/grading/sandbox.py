@@ -2,14 +2,10 @@
 
 `Limits.sandbox` selects the isolation:
 
-- ``"bubblewrap"`` (Linux on x86-64 and ARM64): the process has separate user, process, network, IPC and mount
-  namespaces. It can read only Python and its packages, and write only to an empty ``/tmp``, which is removed at the
-  end. It has no access to other files, other processes, the network or environment variables. In addition, an
-  allow-list of system calls (`mas_gym.tasks.grading.syscalls`) rejects sockets, new processes and rare calls. If this
-  isolation cannot be set up, grading fails with an error.
-- ``"none"``: an ordinary process with your permissions. It can read and change your files, read the environment of
-  your processes (API keys), send them signals and use the network. Use it only in a dedicated container or virtual
-  machine.
+- ``"bubblewrap"`` (Linux on x86-64 and ARM64): the process can read only Python and its packages, and write only to an
+  empty ``/tmp``. It has no access to other files, other processes, the network or environment variables. In addition,
+  an allow-list of system calls (`mas_gym.tasks.grading.syscalls`) rejects sockets, new processes and rare calls.
+- ``"none"``: an ordinary process with your permissions, for a dedicated container or virtual machine.
 
 In both cases, CPU time, memory, file sizes, open files and the number of processes and threads (except those of
 root) are limited, and the process group is killed at the end.
