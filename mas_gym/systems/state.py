@@ -9,7 +9,6 @@ hashed, compared, pickled, traversed and freed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -49,7 +48,6 @@ class LocalView(NamedTuple):
     messages: tuple[Message, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MASState:
     """A state ``s_t = (x, H_{t-1}, i_t)`` (paper, Sec. "Preliminaries").
 
@@ -69,19 +67,47 @@ class MASState:
         depth: Number of turns taken.
     """
 
+    __slots__ = ("_digest", "acting", "delivered", "depth", "parent", "question", "recipients", "speaker", "text")
+
     question: str
     acting: int
-    parent: MASState | None = None
-    speaker: int = -1
-    text: str = ""
-    recipients: tuple[int, ...] = ()
-    delivered: tuple[tuple[int, int], ...] = ()
-    depth: int = field(default=0, init=False)
-    _digest: bytes | None = field(default=None, init=False)
+    parent: MASState | None
+    speaker: int
+    text: str
+    recipients: tuple[int, ...]
+    delivered: tuple[tuple[int, int], ...]
+    depth: int
+    _digest: bytes | None
 
-    def __post_init__(self) -> None:
-        if self.parent is not None:
-            object.__setattr__(self, "depth", self.parent.depth + 1)
+    def __init__(
+        self,
+        question: str,
+        acting: int,
+        parent: MASState | None = None,
+        speaker: int = -1,
+        text: str = "",
+        recipients: tuple[int, ...] = (),
+        delivered: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Link a new state to its parent; constant time."""
+        put = object.__setattr__
+        put(self, "question", question)
+        put(self, "acting", acting)
+        put(self, "parent", parent)
+        put(self, "speaker", speaker)
+        put(self, "text", text)
+        put(self, "recipients", recipients)
+        put(self, "delivered", delivered)
+        put(self, "depth", 0 if parent is None else parent.depth + 1)
+        put(self, "_digest", None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Raise an error, because trees, snapshots and caches share states."""
+        raise AttributeError(f"a MASState is immutable: cannot set {name!r}; use Dynamics.transition to get a new one")
+
+    def __delattr__(self, name: str) -> None:
+        """Raise an error, as `__setattr__` does."""
+        raise AttributeError(f"a MASState is immutable: cannot delete {name!r}")
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -127,6 +153,7 @@ class MASState:
         return blake2b(head + body.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
     def __eq__(self, other: object) -> bool:
+        """Compare question, transcript and acting agent."""
         if self is other:
             return True
         if not isinstance(other, MASState):
@@ -137,6 +164,7 @@ class MASState:
         return hash(self.digest)
 
     def __copy__(self) -> MASState:
+        """Return the state itself, which never changes."""
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> MASState:
@@ -144,10 +172,12 @@ class MASState:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Pickle as a flat list of links."""
         links = [(s.acting, s.speaker, s.text, s.recipients, s.delivered) for s in self.path()]
         return _relink, (self.question, links)
 
     def __repr__(self) -> str:
+        """Show question, depth and acting agent."""
         return f"MASState({self.question[:40]!r}, depth={self.depth}, acting={self.acting})"
 
     def to_dict(self) -> JSONObject:
