@@ -7,8 +7,8 @@ transcripts, ``N`` of tree nodes, ``K`` of continued siblings and ``S >= K`` of 
 | method | compares a message with | unbiased for the exact credit |
 |---|---|---|
 | ``shared-outcome`` | the other transcripts of the question (GRPO) | no |
-| ``per-agent`` | all messages of the agent in the batch (Dr. MAS) | no |
-| ``per-agent-turn`` | the agent's messages at the same turn of the question (AT-GRPO) | no |
+| ``per-agent`` | all messages of the agent in the batch (Dr. MAS, arXiv 2602.08847) | no |
+| ``per-agent-turn`` | the agent's messages at the same turn of the question (AT-GRPO, arXiv 2510.11062) | no |
 | ``value`` | the critic's value of the state before it (MASPRM) | only with a perfect critic |
 | ``leave-one-out`` | continuations of its siblings (C3, RLOO) | yes |
 | ``control-variate`` | the same, corrected by the values of siblings that were not continued | yes, with any critic |
@@ -129,66 +129,34 @@ def _credits(tree: Tree, advantages: dict[int, float]) -> tuple[Credit, ...]:
     )
 
 
-def shared_outcome(rewards: ArrayLike, questions: Sequence[Hashable], *, scale: bool = True) -> Floats:
-    """Return the advantage of each transcript, which applies to all its messages.
+def shared_outcome(rewards: ArrayLike, groups: Sequence[Hashable], *, scale: bool = True) -> Floats:
+    """Return the advantage of each transcript or message over the others of its group.
 
-    ``A_i = (R_i - mean_q) / std_q`` over the transcripts of question ``q``; without ``scale``, ``R_i - mean_q``.
-    Source: GRPO with outcome supervision (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.2); without the division, Dr. GRPO
-    (arXiv 2503.20783).
+    ``A_i = (R_i - mean_g) / std_g`` over the members of group ``g``; without ``scale``, ``R_i - mean_g``. If the groups
+    are the questions of transcripts, this is GRPO with outcome supervision (DeepSeekMath, arXiv 2402.03300, Sec.
+    4.1.2); without the division, Dr. GRPO (arXiv 2503.20783).
 
     Args:
-        rewards: ``[G]`` rewards of the transcripts.
-        questions: ``[G]`` question of each.
+        rewards: ``[G]`` rewards of the transcripts, or ``[M]`` rewards of each message's transcript.
+        groups: The group of each, of the same length.
         scale: Whether to divide by the population standard deviation.
 
     Returns:
-        ``[G]`` advantages. The advantages of each question sum to 0; a group of one, or one with equal rewards, has
+        Advantages of the same length. Those of each group sum to 0; a group of one, or one with equal rewards, has
         advantage 0.
     """
-    return _normalized(rewards, questions, scale)
-
-
-def per_agent(rewards: ArrayLike, agents: Sequence[Hashable], *, scale: bool = True) -> Floats:
-    """Return the advantage of each message among all messages of its agent in the batch.
-
-    ``A_m = (R_m - mean_k) / std_k`` over the messages of agent ``k``, where ``R_m`` is the reward of the transcript of
-    message ``m``. Source: Dr. MAS (arXiv 2602.08847, agent-wise normalization over the active steps of each agent).
-
-    Args:
-        rewards: ``[M]`` reward of each message's transcript.
-        agents: ``[M]`` agent of each message.
-        scale: Whether to divide by the population standard deviation.
-
-    Returns:
-        ``[M]`` advantages, which sum to 0 for each agent.
-    """
-    return _normalized(rewards, agents, scale)
-
-
-def per_agent_and_turn(
-    rewards: ArrayLike,
-    questions: Sequence[Hashable],
-    agents: Sequence[Hashable],
-    turns: Sequence[int],
-    *,
-    scale: bool = True,
-) -> Floats:
-    """Return the advantage of each message among those of the same question, agent and turn.
-
-    ``A_m = (R_m - mean_g) / std_g`` over the group ``g = (question, agent, turn)``. Source: AT-GRPO (arXiv 2510.11062,
-    agent- and turn-wise grouping), where groups are sampled at one state.
-
-    Args:
-        rewards: ``[M]`` reward of each message's transcript.
-        questions: ``[M]`` question of each message.
-        agents: ``[M]`` agent of each message.
-        turns: ``[M]`` turn of each message.
-        scale: Whether to divide by the population standard deviation.
-
-    Returns:
-        ``[M]`` advantages, which sum to 0 in each group.
-    """
-    return _normalized(rewards, list(zip(questions, agents, turns, strict=True)), scale)
+    found = _finite("rewards", rewards)
+    if len(groups) != found.size:
+        raise ConfigError(f"expected one group per reward, got {len(groups)} groups for {found.size} rewards")
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for place, group in enumerate(groups):
+        members[group].append(place)
+    advantages = np.zeros_like(found)
+    for places in members.values():
+        own = found[places]
+        if np.ptp(own) > _EQUAL * np.abs(own).max():
+            advantages[places] = (own - own.mean()) / (own.std() if scale else 1.0)
+    return advantages
 
 
 def value_differences(values: ArrayLike, parents: Sequence[int]) -> Floats:
@@ -344,21 +312,6 @@ def tree_credit(
     return found
 
 
-def _normalized(rewards: ArrayLike, groups: Sequence[Hashable], scale: bool) -> Floats:
-    found = _finite("rewards", rewards)
-    if len(groups) != found.size:
-        raise ConfigError(f"expected one group per reward, got {len(groups)} groups for {found.size} rewards")
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for place, group in enumerate(groups):
-        members[group].append(place)
-    advantages = np.zeros_like(found)
-    for places in members.values():
-        own = found[places]
-        if np.ptp(own) > _EQUAL * np.abs(own).max():
-            advantages[places] = (own - own.mean()) / (own.std() if scale else 1.0)
-    return advantages
-
-
 def _finite(name: str, numbers: ArrayLike) -> Floats:
     found = np.asarray(numbers, dtype=np.float64)
     if found.ndim != 1 or not np.isfinite(found).all():
@@ -439,17 +392,16 @@ def _grouped(
     ]
     messages = [(place, node) for place, _, path in transcripts for node in path]
     lengths = [len(path) for _, _, path in transcripts]
-    outcomes = [one for _, one, _ in transcripts]
-    questions = [sampled[place][0].problem_id for place, _, _ in transcripts]
-    states = [sampled[place][1].states[node] for place, node in messages]
+    outcomes: ArrayLike = [one for _, one, _ in transcripts]
+    groups: list[Hashable]
     if method == "shared-outcome":
-        advantages = np.repeat(shared_outcome(outcomes, questions, scale=scale), lengths)
-    elif method == "per-agent":
-        advantages = per_agent(np.repeat(outcomes, lengths), [state.speaker for state in states], scale=scale)
+        groups = [sampled[place][0].problem_id for place, _, _ in transcripts]
+        advantages = np.repeat(shared_outcome(outcomes, groups, scale=scale), lengths)
     else:
-        asked = [sampled[place][0].problem_id for place, _ in messages]
-        agents, turns = [state.speaker for state in states], [state.depth - 1 for state in states]
-        advantages = per_agent_and_turn(np.repeat(outcomes, lengths), asked, agents, turns, scale=scale)
+        states = [(sampled[place][0].problem_id, sampled[place][1].states[node]) for place, node in messages]
+        by_turn = method == "per-agent-turn"
+        groups = [(asked, state.speaker, state.depth) if by_turn else state.speaker for asked, state in states]
+        advantages = shared_outcome(np.repeat(outcomes, lengths), groups, scale=scale)
     passing: list[dict[int, list[float]]] = [defaultdict(list) for _ in sampled]
     for (place, node), one in zip(messages, advantages.tolist(), strict=True):
         passing[place][node].append(one)

@@ -30,8 +30,6 @@ from search.credit import (
     control_variate,
     credit,
     leave_one_out,
-    per_agent,
-    per_agent_and_turn,
     shared_outcome,
     tree_credit,
     value_baseline,
@@ -212,8 +210,8 @@ def test_credit_of_each_group_sums_to_zero(rewards: list[float]) -> None:
     assert leave_one_out(rewards).sum() == pytest.approx(0, abs=1e-9)
     for scale in (True, False):
         assert shared_outcome(rewards, questions, scale=scale).sum() == pytest.approx(0, abs=1e-9)
-        by_agent = per_agent(rewards, agents, scale=scale)
-        by_turn = per_agent_and_turn(rewards, questions, agents, turns, scale=scale)
+        by_agent = shared_outcome(rewards, agents, scale=scale)
+        by_turn = shared_outcome(rewards, list(zip(questions, agents, turns, strict=True)), scale=scale)
         for agent in range(3):
             assert by_agent[np.equal(agents, agent)].sum() == pytest.approx(0, abs=1e-9)
             for turn in range(2):

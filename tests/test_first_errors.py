@@ -21,7 +21,7 @@ from search import ConstantCritic, PolicyLikelihood, ScoringContext
 from search.compare import bench_critic
 from search.compare.blame import falls, largest_fall
 from search.compare.first_errors import Predictor, Threshold, choose_threshold, f1_score
-from search.compare.transcripts import NOBODY, LabeledTranscript, Scored, divide, read_labeled_file
+from search.compare.transcripts import NOBODY, LabeledTranscript, Scored, divide, read_labeled
 
 
 class Marks:
@@ -111,7 +111,7 @@ def test_outcome_critic_has_no_first_error_metrics(tmp_path: Path) -> None:
 
 def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     rows = [marked(f"question {i}", NOBODY if i % 2 else 1, 0.5, 0.5 if i % 2 else -0.5) for i in range(60)]
-    transcripts = read_labeled_file(written(tmp_path / "t.jsonl", rows))
+    transcripts = read_labeled(written(tmp_path / "t.jsonl", rows))
     dev, rest, how = divide(transcripts)
     assert 4 < len(dev) < 25
     assert {one.problem for one in dev}.isdisjoint(one.problem for one in rest)
@@ -119,7 +119,7 @@ def test_threshold_is_chosen_on_separate_transcripts(tmp_path: Path) -> None:
     found = bench_critic(Marks(), transcripts)
     assert (found.transcripts, found.f1, found.dev_f1) == (len(rest), 100, 100)
     marked_rows = [row | {"split": "dev" if i < 4 else "test"} for i, row in enumerate(rows)]
-    assert len(divide(read_labeled_file(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
+    assert len(divide(read_labeled(written(tmp_path / "s.jsonl", marked_rows)))[0]) == 4
 
 
 def test_file_with_only_dev_transcripts_is_rejected(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_bench_critic_command_evaluates_a_data_set(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     data, out = tmp_path / "test.parquet", tmp_path / "b.json"
     parquet.write_table(pyarrow.Table.from_pylist(labeled_passes(6)), data)
-    rows = read_labeled_file(data)
+    rows = read_labeled(data)
     assert len(rows) == 6
     assert {one.mas for one in rows} == {"logic"}
     command = ["bench-critic", "--critic", "constant:0", "--critic", "policy-likelihood", "--threshold", "0.48"]

@@ -18,7 +18,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError
 from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognize
 from mas_gym.tasks.grading.answers import KindGrader
 from mas_gym.tasks.grading.graders import FunctionGrader
-from search.compare.imported_transcripts import read_labeled
+from search.compare.transcripts import read_labeled
 from search.report.report import write_report
 from search.report.report_data import read_reports
 from search.results.summary import hit_differences

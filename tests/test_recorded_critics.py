@@ -20,7 +20,7 @@ from rewardmodels import load_critic
 from search.calibrated_critics import Calibrated, read_model
 from search.compare.critic_fitting import calibrate_critics, write_calibrated
 from search.compare.first_errors import bench_critic
-from search.compare.imported_transcripts import read_labeled
+from search.compare.transcripts import read_labeled
 from search.critics import Ensemble, Vote
 from search.protocol import ScoringContext
 from search.store import RecordedCritic, RecordedState

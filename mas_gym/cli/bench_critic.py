@@ -78,7 +78,7 @@ def bench_critic(
 ) -> None:
     """Evaluate critics on transcripts with known first errors: ProcessBench F1, AUC, pairwise accuracy, calibration."""
     from search.compare.first_errors import bench_critic as measure
-    from search.compare.imported_transcripts import read_labeled
+    from search.compare.transcripts import read_labeled
 
     check_folder(json)
     if dev is not None and threshold is not None:

@@ -20,8 +20,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.whole_files import replace_files
 from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, question_key, standardized
-from search.compare.imported_transcripts import read_labeled
-from search.compare.transcripts import NOBODY
+from search.compare.transcripts import NOBODY, read_labeled
 from search.critic_registry import CALIBRATED as FILE
 from search.critic_registry import CRITICS, is_plain_critic
 from search.protocol import Critic, ScoringContext

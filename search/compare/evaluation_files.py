@@ -27,9 +27,8 @@ from mas_gym.tasks.data_rows import BadRow, RawRow, first_of
 from mas_gym.tasks.files import read_file
 from mas_gym.tasks.json_rows import json_rows
 from search.results.run_info import settings
-from search.store import open_store
+from search.store.store import is_database, open_store
 
-_SQLITE = b"SQLite format 3\0"
 _STAMPED = re.compile(r"samples_(?P<task>.+?)(?:_(?P<time>\d{4}-\d{2}-\d{2}T[\d.:-]+))?")
 _QUESTION_ID = ("question_id", "problem_id", "doc_id", "sample_id", "id", *QUESTION)
 _SCORE = ("correct", "score", "accuracy", "acc", "exact_match", "reward")
@@ -118,9 +117,7 @@ def _read(path: Path, metric: str) -> list[Evaluation]:
         return _folder(path, metric)
     if not path.is_file():
         raise DataNotFoundError(f"{path}: expected a file or folder of an evaluation, but no such path exists")
-    with path.open("rb") as opened:
-        start = opened.read(len(_SQLITE))
-    if start == _SQLITE:
+    if is_database(path):
         return list(_store(path, metric))
     if path.suffix.lower() == ".csv":
         return _table(path, read_file(path, ""), metric)

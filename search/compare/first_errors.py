@@ -28,9 +28,16 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
-from search.compare.imported_transcripts import read_labeled
 from search.compare.reliability import Bin, ScoredState, depth_bins, gap
-from search.compare.transcripts import NOBODY, LabeledTranscript, Scored, ScoringCost, divide, score_transcripts
+from search.compare.transcripts import (
+    NOBODY,
+    LabeledTranscript,
+    Scored,
+    ScoringCost,
+    divide,
+    read_labeled,
+    score_transcripts,
+)
 from search.protocol import Critic
 from search.results.intervals import Counts, Interval, bootstrap
 
@@ -209,62 +216,6 @@ class FirstErrorFigures:
         return flat
 
 
-def first_error_figures(
-    critic: str,
-    scored: Sequence[Scored],
-    dev: Sequence[Scored],
-    *,
-    terminal_only: bool = False,
-    threshold: Threshold | None = None,
-    rules: Sequence[Rule] = RULES,
-    chosen_on: str = "",
-    cost: ScoringCost | None = None,
-) -> FirstErrorFigures:
-    """Measure a critic's values against the labels.
-
-    Args:
-        critic: Name of the critic.
-        scored: The transcripts to measure.
-        dev: The transcripts to choose a threshold on; not needed if ``threshold`` is given or for outcome critics.
-        terminal_only: Whether only whole transcripts have values.
-        threshold: A fixed threshold; None chooses one.
-        rules: The rules to choose from.
-        chosen_on: Source of the threshold.
-        cost: The cost of scoring.
-
-    Raises:
-        ConfigError: A threshold must be chosen and ``dev`` has only right or only wrong transcripts, or ``scored`` is
-            empty.
-    """
-    if not scored:
-        raise ConfigError("expected transcripts for the evaluation, got only dev transcripts; pass a file with more")
-    labels = np.array([one.transcript.label for one in scored])
-    states = [state for one in scored for state in _states(one, terminal_only)]
-    right, pairs = _pairwise(scored, terminal_only)
-    dev_f1: float | None = None
-    named: JSONObject = dict.fromkeys(("first_error", "no_error", "f1", "f1_interval", "agent"))
-    if not terminal_only:
-        if threshold is None:
-            threshold, dev_f1 = choose_threshold(dev, rules)
-        named = _named(scored, labels, Predictor(scored).predict(threshold))
-    return FirstErrorFigures(
-        critic=critic,
-        terminal_only=terminal_only,
-        transcripts=len(scored),
-        wrong=int((labels != NOBODY).sum()),
-        failed=dict(Counter(one.error for one in scored if one.error is not None).most_common()),
-        threshold=None if terminal_only else threshold,
-        chosen_on="" if terminal_only else chosen_on,
-        dev_f1=dev_f1,
-        auc=auc([state.value for state in states], [state.right > 0 for state in states]),
-        pairwise=right,
-        pairs=pairs,
-        by_depth=_by_depth(states),
-        cost=cost or ScoringCost(),
-        **named,
-    )
-
-
 def _states(one: Scored, last_alone: bool) -> Iterable[ScoredState]:
     """Yield the scored prefixes; a prefix is correct if it has no error."""
     label, first = one.transcript.label, len(one.transcript.steps) if last_alone else 1
@@ -370,17 +321,34 @@ def bench_critic(
         chosen, rest, how = divide(rest)
     total = len(chosen) + len(rest)
     wanted = [] if guide.terminal_only else chosen
-    before, _ = score_transcripts(wanted, guide, system, lambda done: listen(done, total)) if wanted else ([], None)
+    before, _ = score_transcripts(wanted, guide, system, lambda done: listen(done, total))
     scored, cost = score_transcripts(rest, guide, system, lambda done: listen(len(wanted) + done, total))
-    return first_error_figures(
-        guide.name,
-        scored,
-        before,
+    if not scored:
+        raise ConfigError("expected transcripts for the evaluation, got only dev transcripts; pass a file with more")
+    labels = np.array([one.transcript.label for one in scored])
+    states = [state for one in scored for state in _states(one, guide.terminal_only)]
+    right, pairs = _pairwise(scored, guide.terminal_only)
+    dev_f1: float | None = None
+    named: JSONObject = dict.fromkeys(("first_error", "no_error", "f1", "f1_interval", "agent"))
+    if not guide.terminal_only:
+        if given is None:
+            given, dev_f1 = choose_threshold(before, RULES if rule is None else (rule,))
+        named = _named(scored, labels, Predictor(scored).predict(given))
+    return FirstErrorFigures(
+        critic=guide.name,
         terminal_only=guide.terminal_only,
-        threshold=given,
-        rules=RULES if rule is None else (rule,),
-        chosen_on=how,
+        transcripts=len(scored),
+        wrong=int((labels != NOBODY).sum()),
+        failed=dict(Counter(one.error for one in scored if one.error is not None).most_common()),
+        threshold=None if guide.terminal_only else given,
+        chosen_on="" if guide.terminal_only else how,
+        dev_f1=dev_f1,
+        auc=auc([state.value for state in states], [state.right > 0 for state in states]),
+        pairwise=right,
+        pairs=pairs,
+        by_depth=_by_depth(states),
         cost=cost,
+        **named,
     )
 
 

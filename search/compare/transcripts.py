@@ -32,6 +32,8 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.data_rows import BadRow, read_rows
 from mas_gym.tasks.files import read_file
 from search.protocol import Critic, Scores, ScoringContext, as_critic
+from search.results.run_info import is_recorded
+from search.store.store import is_database, open_store
 from search.tree import Proposal
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -110,22 +112,47 @@ class LabeledTranscript:
         return system, found[1:]
 
 
-def read_labeled_file(path: str | Path) -> list[LabeledTranscript]:
-    """Read a file of labeled transcripts.
+def read_labeled(path: str | Path) -> list[LabeledTranscript]:
+    """Read labeled transcripts from a file or from the imported runs of a store.
 
     Raises:
         DataNotFoundError: There is no such file.
-        DataError: The file has another type, no rows, or invalid rows, which the message lists.
+        DataError: The file has another type, no labeled transcripts, or invalid rows, which the message lists.
+        StoreError: Searches in the store are corrupt.
     """
     file = Path(path).expanduser()
     if not file.exists():
         raise DataNotFoundError(f"{file}: no such file; expected one with columns problem, steps and label")
+    if is_database(file):
+        return _imported(file)
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'}")
     rows = read_file(file, "transcripts")
     found = read_rows("labeled transcripts", rows, lambda number, row: _transcript(row, rows[number].place))
     if not found:
         raise DataError(f"{file}: expected at least one transcript, got none")
+    return found
+
+
+def _imported(file: Path) -> list[LabeledTranscript]:
+    found = []
+    with open_store(file) as store:
+        for run in store.runs():
+            if is_recorded(run.config):
+                agents = [agent.name for agent in run.mas.agents]
+                for problem, plan in store.searches(run.run):
+                    for candidate, facts in zip(plan.candidates, problem.metadata["samples"], strict=True):
+                        labels, turns = facts.get("labels"), candidate.state.turns
+                        if isinstance(labels, list):
+                            wrong = labels.index(-1) if -1 in labels else NOBODY
+                            speakers = tuple(agents[turn.speaker] for turn in turns)
+                            steps = tuple(turn.text for turn in turns)
+                            named = f"{problem.id} {facts['id'] or facts['place']}"
+                            found.append(LabeledTranscript(named, candidate.state.question, steps, wrong, speakers))
+    if not found:
+        raise DataError(
+            f"{file}: expected imported transcripts with message labels, found none; import some with mas-gym import"
+        )
     return found
 
 

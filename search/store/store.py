@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
 
+_SQLITE = b"SQLite format 3\0"
 _DOCUMENTS_AT_ONCE = 20
 """Number of searches to read at once with documents; small batches reduce garbage collection."""
 _ROWS_AT_ONCE = 200
@@ -461,6 +462,14 @@ def _outcomes(columns: Columns, planner: str, critic: str, seed: int) -> Iterabl
         "cut": [tokens > 0 for tokens in columns["dropped_tokens"]],
     }
     return map(Outcome._make, zip(*(found[name] for name in Outcome._fields), strict=False))
+
+
+def is_database(path: Path) -> bool:
+    """Return whether a path is an SQLite file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:

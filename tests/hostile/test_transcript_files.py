@@ -13,7 +13,7 @@ import pytest
 from mas_gym.errors import CriticError, DataError, DataNotFoundError
 from search import ScoringContext
 from search.compare import bench_critic
-from search.compare.transcripts import LabeledTranscript, read_labeled_file
+from search.compare.transcripts import LabeledTranscript, read_labeled
 
 GOOD: dict[str, Any] = {"problem": "1 + 1?", "steps": ["2"], "label": -1}
 
@@ -44,24 +44,24 @@ def test_invalid_row_error_names_the_row(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=rf"1 of 2 rows are not valid labeled transcripts(.|\n)*t\.jsonl:2( item 0)?: .*{said}"
     ):
-        read_labeled_file(file)
+        read_labeled(file)
 
 
 def test_files_that_are_not_transcripts_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataNotFoundError, match="no such file"):
-        read_labeled_file(tmp_path / "none.json")
+        read_labeled(tmp_path / "none.json")
     (tmp_path / "t.csv").write_text("problem,steps,label\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"expected a file of type \.json, \.jsonl, \.parquet"):
-        read_labeled_file(tmp_path / "t.csv")
+        read_labeled(tmp_path / "t.csv")
     (tmp_path / "t.json").write_text("[]", encoding="utf-8")
     with pytest.raises(DataError, match="at least one transcript"):
-        read_labeled_file(tmp_path / "t.json")
+        read_labeled(tmp_path / "t.json")
     (tmp_path / "p.parquet").write_bytes(b"PAR1" + b"\0" * 64 + b"PAR1")
     with pytest.raises(DataError, match="expected a Parquet file"):
-        read_labeled_file(tmp_path / "p.parquet")
+        read_labeled(tmp_path / "p.parquet")
     (tmp_path / "deep.jsonl").write_text("[" * 200_000, encoding="utf-8")
     with pytest.raises(DataError, match="1 of 1 rows"):
-        read_labeled_file(tmp_path / "deep.jsonl")
+        read_labeled(tmp_path / "deep.jsonl")
 
 
 class Broken:
