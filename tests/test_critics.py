@@ -521,9 +521,9 @@ def test_trained_critic_guides_a_search(folders: dict[str, Path], tmp_path: Path
 
 
 def test_store_without_training_runs_is_reported(tmp_path: Path) -> None:
-    from search.store import Store
+    from search.store.table_schema import FORMAT
 
-    Store(tmp_path / "empty.db", create=True).close()
+    FORMAT.connect(tmp_path / "empty.db", create=True).close()
     with pytest.raises(DataError, match="expected a training run"):
         list(stored_trees(tmp_path / "empty.db"))
     with pytest.raises(mas_gym.errors.StoreError):

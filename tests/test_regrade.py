@@ -59,6 +59,7 @@ def test_new_grades_are_stored_next_to_old_grades(store: Path) -> None:
         (p.problem_id, p.problem_id in ("p1", "p3")) for p in before
     ]
     assert plans(store) == before
+    assert plans(store, grading=result.grading) == plans(store, grading="odd") != before
     for trees in (True, False):
         after = plans(store, grading="odd", trees=trees)
         assert [plan.correct for plan in after] == [plan.problem_id in ("p1", "p3") for plan in after]
@@ -66,8 +67,8 @@ def test_new_grades_are_stored_next_to_old_grades(store: Path) -> None:
     for plan in plans(store, grading="odd"):
         assert {c.correct for c in plan.candidates} == {m.correct for m in plan.anytime} == {plan.correct}
     with search.open_store(store) as opened:
-        [grading] = opened.gradings()
-        assert (grading.label, grading.searches, grading.grading) == ("odd", 6, result.grading)
+        [line] = opened.regraded()
+        assert (line.label, line.searches) == ("odd", 6)
         with pytest.raises(StoreError, match=r"'even'.*odd"):
             list(opened.plans(grading="even"))
 

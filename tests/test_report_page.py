@@ -18,7 +18,7 @@ from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
 from search import open_store
-from search.compare.reliability import ScoredState, ScoredStates, depth_bins
+from search.compare.reliability import ScoredState, tree_states, value_bins
 from search.report.report_data import read_reports
 from search.report.report_figures import figures_of
 from search.report.tensorboard import write_tensorboard
@@ -133,24 +133,24 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
 
 def test_calibration_is_shown_by_depth(store: Path) -> None:
     states = [ScoredState(1 + i % 2, i / 100, float(i >= 50)) for i in range(100)]
-    bins = depth_bins(states)
+    bins = value_bins(states)
     assert list(bins) == [1, 2] and all(
         len(depth) == 10 and sum(b.states for b in depth) == 50 for depth in bins.values()
     )
     assert [one.right for one in bins[1]] == [0.0] * 5 + [1.0] * 5
     assert [one.value for one in bins[1]] == sorted(one.value for one in bins[1])
-    assert depth_bins([ScoredState(1, 0.5, 1.0)]) == {1: [(0.5, 1.0, 1)]}
+    assert value_bins([ScoredState(1, 0.5, 1.0)]) == {1: [(0.5, 1.0, 1)]}
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
         plan, (_, document) = next(opened.plans(run.run)), next(opened.documents(run.run))
     assert plan.tree is not None
-    scored, expected = ScoredStates(), ScoredStates()
-    scored.add_tree(document)
+    expected = []
     for node in list(plan.tree)[1:]:
         below = [bool(c.correct) for c in plan.candidates if c.node is not None and node.id in plan.tree.path(c.node)]
         if below and node.value is not None:
-            expected.add(node.state.speaker, node.value, sum(below) / len(below))
-    assert scored.bins() == expected.bins() and len(scored.bins()) == 3
+            expected.append(ScoredState(node.state.speaker, node.value, sum(below) / len(below)))
+    scored = value_bins(tree_states(document))
+    assert scored == value_bins(expected) and len(scored) == 3
 
 
 def test_anytime_curve_has_confidence_intervals_and_ends_at_the_final_accuracy() -> None:
@@ -200,9 +200,9 @@ def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None
 
 def test_calibration_bins_are_independent_of_order() -> None:
     states = [ScoredState(1, i % 3 / 2, float(i < 30)) for i in range(60)]
-    [bins] = depth_bins(states).values()
+    [bins] = value_bins(states).values()
     assert bins == [(value, 0.5, 20) for value in (0.0, 0.5, 1.0)]
-    assert depth_bins(reversed(states)) == {1: bins}
+    assert value_bins(reversed(states)) == {1: bins}
 
 
 def test_report_of_a_graph_with_a_cycle_has_one_calibration_line_per_agent(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mas_gym.tasks import Grade, Problem
 from mas_gym.tasks.grading.answers import KindGrader
 from mas_gym.tasks.grading.graders import FunctionGrader
 from search import Plan, open_store
-from search.compare.reliability import ScoredStates
+from search.compare.reliability import tree_states, value_bins
 from search.results.outcomes import outcome_of, totals_of
 from search.store import regrade, search_rows
 from search.store.search_rows import Document, StoredCandidate, seal_run
@@ -76,9 +76,7 @@ def store(whole: Path, tmp_path: Path) -> Path:
 
 
 def scored(document: Document) -> dict[int, list[Any]]:
-    states = ScoredStates()
-    states.add_tree(document)
-    return dict(states.bins())
+    return dict(value_bins(tree_states(document)))
 
 
 def document_of(plan: Plan) -> Document:

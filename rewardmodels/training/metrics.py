@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
 from search.compare.first_errors import auc
-from search.compare.reliability import ScoredState, depth_bins, gap
+from search.compare.reliability import ScoredState, gap, value_bins
 from search.results.intervals import bootstrap
 
 Floats = NDArray[np.float64]
@@ -116,7 +116,7 @@ def calibration_by_depth(examples: Sequence[Example], logits: Floats) -> dict[st
             "target": float(np.average([2 * one.right - 1 for one in bins], weights=[one.states for one in bins])),
             "gap": gap(bins),
         }
-        for depth, bins in depth_bins(states).items()
+        for depth, bins in value_bins(states).items()
     }
 
 

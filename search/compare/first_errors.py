@@ -28,7 +28,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
-from search.compare.reliability import Bin, ScoredState, depth_bins, gap
+from search.compare.reliability import Bin, ScoredState, gap, value_bins
 from search.compare.transcripts import (
     NOBODY,
     LabeledTranscript,
@@ -255,7 +255,7 @@ def _pairwise(scored: Sequence[Scored], last_alone: bool) -> tuple[float | None,
     groups: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
     for one in scored:
         for state in _states(one, last_alone):
-            groups.setdefault((one.transcript.problem, state.depth), ([], []))[state.right > 0].append(state.value)
+            groups.setdefault((one.transcript.problem, state.group), ([], []))[state.right > 0].append(state.value)
     scores = [
         (better > worse) + (better == worse) / 2
         for wrong, right in groups.values()
@@ -267,8 +267,8 @@ def _pairwise(scored: Sequence[Scored], last_alone: bool) -> tuple[float | None,
 
 def _by_depth(states: Sequence[ScoredState]) -> dict[int, DepthFigures]:
     found: dict[int, DepthFigures] = {}
-    for depth, bins in depth_bins(states).items():
-        here = [state for state in states if state.depth == depth]
+    for depth, bins in value_bins(states).items():
+        here = [state for state in states if state.group == depth]
         value, right = sum(s.value for s in here) / len(here), sum(s.right for s in here) / len(here)
         able = auc([s.value for s in here], [s.right > 0 for s in here])
         found[depth] = DepthFigures(len(here), value, right, able, gap(bins), tuple(bins))

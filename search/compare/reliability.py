@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ class ScoredState(NamedTuple):
     """A scored state of a search tree or a transcript.
 
     Attributes:
-        depth: Messages so far.
+        group: Number of messages so far, or index of the agent that wrote the last message.
         value: The critic's value.
         right: Share of the graded answers below it that are right.
     """
 
-    depth: int
+    group: int
     value: float
     right: float
 
@@ -49,50 +49,32 @@ def gap(bins: Sequence[Bin]) -> float:
     return sum(abs(one.value - (2 * one.right - 1)) * one.states for one in bins) / sum(one.states for one in bins)
 
 
-class ScoredStates:
-    """The values of many scored states and the shares of right answers below them, by group; 16 bytes per state."""
+def tree_states(search: Document) -> Iterator[ScoredState]:
+    """Yield the scored states of a stored search that have graded answers below them, grouped by speaker."""
+    tree = search.tree or {"parent": [], "speaker": [], "value": []}
+    parents = tree["parent"]
+    graded, right = [0] * len(parents), [0] * len(parents)
+    for node, _, _, correct in search.candidates:
+        while node > 0 and correct is not None:
+            graded[node] += 1
+            right[node] += correct
+            node = parents[node]
+    for speaker, value, below, found in zip(tree["speaker"], tree["value"], graded, right, strict=True):
+        if below and value is not None:
+            yield ScoredState(speaker, value, found / below)
 
-    def __init__(self) -> None:
-        self._groups: defaultdict[int, tuple[array[float], array[float]]] = defaultdict(
-            lambda: (array("d"), array("d"))
-        )
 
-    def add(self, group: int, value: float, right: float) -> None:
-        """Add a state."""
-        values, shares = self._groups[group]
+def value_bins(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
+    """Return, for each group, at most `BINS` bins with about the same number of states, in order of value.
+
+    Equal values share a bin, so the order of the states does not matter. A state takes 16 bytes of memory.
+    """
+    groups: defaultdict[int, tuple[array[float], array[float]]] = defaultdict(lambda: (array("d"), array("d")))
+    for group, value, right in states:
+        values, shares = groups[group]
         values.append(value)
         shares.append(right)
-
-    def add_tree(self, search: Document) -> None:
-        """Add the scored states of a stored search that have graded answers below them, grouped by speaker."""
-        tree = search.tree or {"parent": [], "speaker": [], "value": []}
-        parents = tree["parent"]
-        graded, right = [0] * len(parents), [0] * len(parents)
-        for node, _, _, correct in search.candidates:
-            while node > 0 and correct is not None:
-                graded[node] += 1
-                right[node] += correct
-                node = parents[node]
-        for speaker, value, below, found in zip(tree["speaker"], tree["value"], graded, right, strict=True):
-            if below and value is not None:
-                values, shares = self._groups[speaker]
-                values.append(value)
-                shares.append(found / below)
-
-    def bins(self) -> dict[int, list[Bin]]:
-        """Return, for each group, at most `BINS` bins with about the same number of states, in order of value.
-
-        Equal values share a bin, so the order of the states does not matter.
-        """
-        return {key: _bins(*map(np.asarray, self._groups[key])) for key in sorted(self._groups)}
-
-
-def depth_bins(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
-    """Return the bins of the states at each depth; see `ScoredStates.bins`."""
-    groups = ScoredStates()
-    for depth, value, right in states:
-        groups.add(depth, value, right)
-    return groups.bins()
+    return {key: _bins(*map(np.asarray, groups[key])) for key in sorted(groups)}
 
 
 def _bins(values: NDArray[np.float64], right: NDArray[np.float64]) -> list[Bin]:

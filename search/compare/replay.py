@@ -16,7 +16,7 @@ from mas_gym.tasks.base import Problem
 from search.compare.blame import REPLAY, Blame
 from search.compare.sibling_outcomes import Outcomes, fall_probability
 from search.plan import Candidate, Plan
-from search.planners.tree_growth import append, child_of
+from search.planners.tree_growth import append, child_of, finish_paths
 from search.protocol import Model, PlanGenerator, Planner, Propose
 from search.runs import run
 from search.setup import Sampling
@@ -58,10 +58,7 @@ class Continuations(Planner):
                 raise _other_system(model.mas, root.question, speakers, len(texts), model.mas.node_name(end.acting))
         proposals = yield [Propose(tree.states[node], self.n) for node in starts]
         ends = [append(tree, model, node, one) for node, group in zip(starts, proposals, strict=True) for one in group]
-        while growing := [i for i, node in enumerate(ends) if not tree.is_terminal(node)]:
-            replies = yield [Propose(tree.states[ends[i]], 1) for i in growing]
-            for i, [one] in zip(growing, replies, strict=True):
-                ends[i] = append(tree, model, ends[i], one)
+        yield from finish_paths(tree, model, ends)
         return Plan(tuple(Candidate(tree.states[end], node=end) for end in ends), tree)
 
 

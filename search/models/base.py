@@ -12,10 +12,11 @@ from typing import NamedTuple
 from mas_gym.errors import SearchError
 from mas_gym.policies.base import AsyncPolicy, Messages, Policy, PolicyBase, SamplingReply, SamplingRequest
 from mas_gym.systems.graph import MAS
+from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
 from search.plan import Plan
-from search.protocol import REQUESTS, Model, Propose, Request
+from search.protocol import REQUESTS, Model, Propose, Request, Tag, Tags
 from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
@@ -45,6 +46,7 @@ class SearchModel(ABC):
         origins: The origin of each message, by its state's digest and its text.
         generates: Whether messages are written during the search, so that each one is an agent call of the run.
         grades: Known outcomes of terminal states, by digest; None if answers are graded.
+        tags: Returns the tags of an agent (`mas_gym.policies.PolicyBase.tags`).
     """
 
     setup: Setup
@@ -53,6 +55,7 @@ class SearchModel(ABC):
     origins: dict[tuple[bytes, str], SampleOrigin] = field(default_factory=dict)
     generates: bool = True
     grades: Mapping[bytes, Grade] | None = None
+    tags: Callable[[str], tuple[str, ...]] = lambda agent: ()
 
     def __post_init__(self) -> None:
         self._drawn: dict[bytes, int] = {}
@@ -75,13 +78,17 @@ class SearchModel(ABC):
             ExhaustedError: None of the states has another message.
         """
 
-    @abstractmethod
     def view(self, state: MASState) -> Messages:
         """Return the acting agent's local view as the chat messages that it would be sent."""
+        return chat_messages(self.mas, state)
 
     def reply(self, request: Request) -> object:
-        """Answer a request of planners about this kind of model. Raises `SearchError` if there is no such request."""
-        raise SearchError(f"expected a list of {REQUESTS} from the planner, got a list with {request!r:.200}")
+        """Answer `Tags`. Raises `SearchError` for any other request."""
+        if not isinstance(request, Tags):
+            raise SearchError(f"expected a list of {REQUESTS} from the planner, got a list with {request!r:.200}")
+        self.count_draws(request.state, 0)
+        names = self.tags(self.mas.agents[request.state.acting].name) or ("",)
+        return tuple(Tag(name, self.setup.budget.tag_cost(name)) for name in names)
 
     def proposal_of(self, state: MASState) -> Proposal | None:
         """Return the proposal that led to a state; None if its message was not written by a policy."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,11 +12,10 @@ from mas_gym.errors import PolicyError, SearchError
 from mas_gym.internal.event_loop import together
 from mas_gym.policies.base import Messages, Sample, SamplingReply, SamplingRequest, derive_seed
 from mas_gym.systems.graph import Agent
-from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import Action, MASState
 from search.models.base import SampleFrom, SampleOrigin, SearchModel
 from search.plan import Plan
-from search.protocol import Propose, Request, Tag, Tags
+from search.protocol import Propose
 from search.setup import Sampling
 from search.tree import Proposal
 from search.usage import TagUsage, Usage
@@ -48,19 +47,13 @@ class PlayedModel(SearchModel):
 
     Attributes:
         sample: Samples messages from the policy.
-        tags: Returns the tags of an agent (`mas_gym.policies.PolicyBase.tags`).
     """
 
     sample: SampleFrom = None  # type: ignore[assignment]
-    tags: Callable[[str], tuple[str, ...]] = lambda agent: ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._texts: dict[str, str] = {}
-
-    def view(self, state: MASState) -> Messages:
-        """Return the chat messages of the acting agent."""
-        return chat_messages(self.mas, state)
 
     def prompt(self, state: MASState) -> tuple[Messages, Agent, Sampling, str]:
         """Return the prompt at a state, without a tag."""
@@ -146,17 +139,6 @@ class PlayedModel(SearchModel):
         if known is None or (key in fresh and origin.proposal.tag < known.proposal.tag):
             self.origins[key] = origin
             fresh.add(key)
-
-    # ---- tags
-
-    def reply(self, request: Request) -> object:
-        """Answer `Tags`."""
-        return self._tags_at(request.state) if isinstance(request, Tags) else super().reply(request)
-
-    def _tags_at(self, state: MASState) -> tuple[Tag, ...]:
-        self.count_draws(state, 0)
-        names = self.tags(self.mas.agents[state.acting].name) or ("",)
-        return tuple(Tag(name, self.setup.budget.tag_cost(name)) for name in names)
 
     def _shared_out(self, state: MASState, agent: str, tag: str, start: int, n: int) -> Iterator[tuple[str, range]]:
         """Yield the tags of ``n`` messages at a state, each with the positions of its messages."""

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mas_gym.errors import ExhaustedError, SearchError
-from mas_gym.policies.base import Messages, derive_seed
+from mas_gym.policies.base import derive_seed
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade
 from mas_gym.tasks.grading.answers import NO_REFERENCE
 from search.models.base import SampleOrigin, SearchModel
 from search.plan import Plan
-from search.protocol import Propose, Request, Tag, Tags
+from search.protocol import Propose
 from search.tree import Proposal, Tree
 from search.usage import Usage
 
@@ -131,10 +130,6 @@ class RecordedModel(SearchModel):
         """Return the recorded root."""
         return self.world.root
 
-    def view(self, state: MASState) -> Messages:
-        """Return the chat messages of the acting agent."""
-        return chat_messages(self.mas, state)
-
     async def successors(self, requests: Sequence[Propose]) -> list[list[Proposal]]:
         """Return recorded messages not yet drawn, in seeded order."""
         if not any(len(self.world.at(one.state)) > self.count_draws(one.state, 0) for one in requests):
@@ -156,10 +151,3 @@ class RecordedModel(SearchModel):
         for proposal in drawn:
             self.origins.setdefault((state.digest, proposal.action.text), SampleOrigin(proposal, None))
         return drawn
-
-    def reply(self, request: Request) -> object:
-        """Answer `Tags`: a recorded run has one."""
-        if isinstance(request, Tags):
-            self.count_draws(request.state, 0)
-            return (Tag("", self.setup.budget.tag_cost("")),)
-        return super().reply(request)

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError, shown
+from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, shown
+from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
-from search.plan import AnytimePoint, Plan
+from search.plan import AnytimePoint, Plan, checked_plan
 from search.planners.stop_rules import Confident, Evidence, StopChecks, stop_for_run
 from search.planners.tree_growth import evaluate
 from search.planners.wrapper import delegate
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, Steps, value_kind
-from search.tree import Proposal, Tree
+from search.tree import Proposal
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Cascade(Planner):
                 # A stage stopped by the budget may have a worse answer than the previous stage.
                 plan = plan if earlier is None or _value(plan) >= _value(earlier) else earlier
                 return replace(plan, anytime=tuple(curve))
-            plan = _with_tree(plan, model, root)
+            plan = checked_plan(plan, root, Dynamics(model.mas), lambda state: None)
             curve.append(AnytimePoint(supply.calls, supply.tokens, plan.candidates[0].state))
             if number == last:
                 break
@@ -201,20 +202,3 @@ def _value(plan: Plan) -> float:
     if best is None or best.node is None or tree is None or math.isnan(tree.values[best.node]):
         return -math.inf
     return tree.values[best.node]
-
-
-def _with_tree(plan: Plan, model: Model, root: MASState) -> Plan:
-    """Return a stage's plan with a tree that contains its candidates; planners may omit the tree."""
-    if not plan.candidates:
-        raise SearchError("cascade: expected a candidate in the plan of each stage, got none")
-    tree = Tree(root) if plan.tree is None else plan.tree
-    index = {state: node for node, state in reversed(list(enumerate(tree.states)))}
-    for candidate in plan.candidates:
-        for state in candidate.state.path()[1:]:
-            if state not in index and state.parent is not None:
-                index[state] = tree.add(index[state.parent], state, None, model.is_terminal(state))
-    placed = [
-        one if one.node is not None and tree.states[one.node] == one.state else replace(one, node=index[one.state])
-        for one in plan.candidates
-    ]
-    return replace(plan, tree=tree, candidates=tuple(placed))

@@ -17,7 +17,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -119,17 +119,7 @@ class StopMap:
 
     def to_dict(self, about: JSONMapping = MappingProxyType({})) -> JSONObject:
         """Return the contents of a stop-map file; ``about`` describes the calibration and is not read back."""
-        return {
-            "format": "mas-gym-stop",
-            "schema": SCHEMA,
-            "planner": self.planner,
-            "critic": self.critic,
-            "weights": dict(self.weights),
-            "bias": self.bias,
-            "points": [list(point) for point in self.points],
-            "threshold": self.threshold,
-            "about": dict(about),
-        }
+        return {"format": "mas-gym-stop", "schema": SCHEMA, **asdict(self), "about": dict(about)}
 
     @classmethod
     def read(cls, path: Path) -> StopMap:

@@ -55,12 +55,12 @@ def turns_left(model: Model, state: MASState) -> int:
     return max(1, model.max_depth - state.depth)
 
 
-def finish_path(tree: Tree, model: Model, node: int) -> Steps[int]:
-    """Extend a path one message at a time and return its terminal node."""
-    while not tree.is_terminal(node):
-        [[proposal]] = yield [Propose(tree.states[node], 1)]
-        node = append(tree, model, node, proposal)
-    return node
+def finish_paths(tree: Tree, model: Model, chains: list[int]) -> Steps[None]:
+    """Extend paths to their ends, all by one message at a time; ``chains`` receives their last nodes."""
+    while growing := [i for i, node in enumerate(chains) if not tree.is_terminal(node)]:
+        replies = yield [Propose(tree.states[chains[i]], 1) for i in growing]
+        for i, [proposal] in zip(growing, replies, strict=True):
+            chains[i] = append(tree, model, chains[i], proposal)
 
 
 def grow_chains(tree: Tree, model: Model, count: int, earlier: Sequence[int] = ()) -> Steps[list[int]]:
@@ -81,27 +81,20 @@ def grow_chains(tree: Tree, model: Model, count: int, earlier: Sequence[int] = (
             break
         chains: list[int] = []
         try:
-            yield from _grow_together(tree, model, chains, max(group, 1))
+            [proposals] = yield [Propose(tree.states[0], max(group, 1))]
+            chains += [append(tree, model, 0, proposal) for proposal in proposals]
+            yield from finish_paths(tree, model, chains)
         except BudgetError:
             chains = [node for node in chains if tree.is_terminal(node)]
             if not ends and not chains:
-                chains = [(yield from finish_path(tree, model, len(tree) - 1))]
+                chains = [len(tree) - 1]
+                yield from finish_paths(tree, model, chains)
             return ends + chains
         ends += chains
         if len(chains) < group:
             # The recorded run has no more messages.
             break
     return ends
-
-
-def _grow_together(tree: Tree, model: Model, chains: list[int], count: int) -> Steps[None]:
-    """Run ``count`` chains from the root to their ends; ``chains`` receives their last nodes."""
-    [proposals] = yield [Propose(tree.states[0], count)]
-    chains += [append(tree, model, 0, proposal) for proposal in proposals]
-    while growing := [i for i, node in enumerate(chains) if not tree.is_terminal(node)]:
-        replies = yield [Propose(tree.states[chains[i]], 1) for i in growing]
-        for i, [proposal] in zip(growing, replies, strict=True):
-            chains[i] = append(tree, model, chains[i], proposal)
 
 
 def widen(tree: Tree, model: Model, wanted: Mapping[int, int], answered: bool) -> Steps[dict[int, list[int]]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mas_gym.errors import ConfigError
 from search.compare import Comparison
 from search.compare.blame import Blame, blame_failures
-from search.compare.reliability import Bin, ScoredStates
+from search.compare.reliability import Bin, tree_states, value_bins
 from search.prices import Prices
 from search.report.log_report import LogOverview
 from search.results.outcomes import Outcome
@@ -83,7 +83,7 @@ MOST_BLAMED = 100
 
 def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) -> SettingReport:
     outcomes: list[Outcome] = []
-    states: dict[str, ScoredStates] = {}
+    scored: dict[str, list[str]] = {}
     blamed: dict[str, Counter[str]] = {}
     agents: dict[str, tuple[str, ...]] = {}
     logs: dict[str, LogOverview] = {}
@@ -93,9 +93,7 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         first = len(outcomes)
         outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
         if store.has_values(run.run):
-            of_row = states.setdefault(label, ScoredStates())
-            for _, document in store.documents(run.run):
-                of_row.add_tree(document)
+            scored.setdefault(label, []).append(run.run)
         blames: Sequence[Blame] = ()
         if is_recorded(run.config):
             logs[label] = LogOverview(agents[label], store.plans(run.run))
@@ -103,11 +101,17 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
             blames = blame_failures(islice(store.plans(run.run), MOST_BLAMED))
         places = [one.agent() for one in blames]
         blamed.setdefault(label, Counter()).update(NOT_KNOWN if i is None else agents[label][i] for i in places)
+    bins = {
+        label: value_bins(
+            state for run in runs for _, document in store.documents(run) for state in tree_states(document)
+        )
+        for label, runs in scored.items()
+    }
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
         table_of(store.path, setting, outcomes, baseline if known else ""),
-        {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
+        {label: found for label, found in bins.items() if found},
         {label: counts for label, counts in blamed.items() if counts.keys() - {NOT_KNOWN}},
         agents,
         tuple(line for run in setting.runs for line in store.regraded(run.run)),

@@ -45,16 +45,7 @@ from search.store.search_rows import (
     snapshot,
     usage_of_row,
 )
-from search.store.stored_grades import (
-    Grading,
-    Regraded,
-    apply_grades,
-    find_grading,
-    graded_outcome,
-    grades_of,
-    gradings,
-    regraded,
-)
+from search.store.stored_grades import Regraded, apply_grades, find_grading, graded_outcome, grades_of, regraded
 from search.store.table_schema import FORMAT, Damage, explained
 from search.usage import Usage
 
@@ -80,19 +71,15 @@ class Store:
         damaged: Errors of the runs omitted by the last call of `runs`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open a store.
-
-        Args:
-            path: The file.
-            create: Create it if it is missing.
 
         Raises:
             StoreError: The file is missing, has another format or schema, or cannot be read.
         """
         self.path = Path(path)
         self.damaged: list[str] = []
-        self._connection = FORMAT.connect(self.path, create=create)
+        self._connection = FORMAT.connect(self.path, create=False)
 
     def __enter__(self) -> Store:
         return self
@@ -162,7 +149,7 @@ class Store:
             run: As in `find`.
             trees: Rebuild trees and candidates; without them, reading is many times faster.
             failed: Also yield the searches that failed.
-            grading: Label or digest of a grading (`gradings`) to use for the plans.
+            grading: Label or digest of a grading (`regraded`) to use for the plans.
 
         Raises:
             StoreError: As in `find`; there is no such grading; or searches are corrupt. The error for corrupt searches
@@ -270,17 +257,8 @@ class Store:
                 failures[error] += 1
         return Totals(grades, failures, usage, tokens, spans)
 
-    def gradings(self, run: str | None = None) -> list[Grading]:
-        """Return the gradings of one run (`mas-gym regrade`), oldest first.
-
-        Raises:
-            StoreError: As in `find`.
-        """
-        with explained(self.path):
-            return gradings(self._connection, self.find(run).run)
-
     def regraded(self, run: str | None = None) -> list[Regraded]:
-        """Return the grades of one run and those of each of its gradings, oldest first.
+        """Return the grades of one run and those of each of its gradings (`mas-gym regrade`), oldest first.
 
         Raises:
             StoreError: As in `find`, or grades are corrupt.
@@ -397,7 +375,7 @@ class Store:
         Args:
             runs: One or more runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
-            grading: A grading of these runs (`gradings`) instead of the runs' grades.
+            grading: A grading of these runs (`regraded`) instead of the runs' grades.
             prices: Prices of the models, as for `search.run`; they add the column USD.
 
         Raises:
