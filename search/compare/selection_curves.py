@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
-from search.compare.comparison_runs import drain, named_critics
+from search.compare.comparison_runs import named_critics
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
-from search.progress import Progress
 from search.protocol import Critic, Planner
 from search.results.accuracy_at_k import SelectionCurve, selection_curve
-from search.results.intervals import Difference
-from search.results.table_formats import gap_cells, interval_cell, markdown_table, percent_cell
+from search.results.table_formats import gap_cells, interval_cell, percent_cell
 from search.runs import load_spec, start
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
@@ -50,11 +46,6 @@ class Selection:
                 return curve
         known = ", ".join(repr(curve.label) for curve in self.curves)
         raise ConfigError(f"expected the label of one curve ({known}), got {label!r}")
-
-    def differences(self, k: int) -> dict[str, Difference]:
-        """Return, by label, each critic's accuracy with ``k`` samples minus the majority vote's."""
-        majority = self.curves[0]
-        return {curve.label: curve.difference(majority, k) for curve in self.curves if curve.rule == "best"}
 
     def rows(self, without: Sequence[str] = ()) -> list[tuple[str, ...]]:
         """Return the table as text: a header, then a line per rule and number of samples.
@@ -104,10 +95,6 @@ class Selection:
             for point in curve.points
         ]
 
-    def to_markdown(self) -> str:
-        """Return the table as GitHub Markdown."""
-        return markdown_table(self.rows(), left=1)
-
     def __str__(self) -> str:
         """Return what ``print`` shows."""
         return self.text(_WIDTH)
@@ -134,9 +121,7 @@ def select(
     *,
     ks: Sequence[int] = (),
     problems: Iterable[Problem] | None = None,
-    store: str | Path | None = None,
     concurrency: int = 64,
-    progress: bool | Callable[[str, Progress], None] = False,
 ) -> Selection:
     """Return the accuracy of choosing among ``k`` samples by majority vote and by each critic, with the upper bound.
 
@@ -148,9 +133,7 @@ def select(
         critics: Critics or their names, or a mapping from custom names.
         ks: Numbers of samples; by default 1, 2, 3, 5, 10 and so on, up to the maximum per question.
         problems: A subset of the run's problems; all by default.
-        store: Stores the scored samples.
         concurrency: Maximum number of open searches.
-        progress: True for a bar per critic; or a function of the critic's name and `search.Progress`.
 
     Raises:
         ConfigError: A critic cannot score the run, or compares samples with each other (its values would depend on the
@@ -172,20 +155,14 @@ def select(
                 f"critic {name!r} compares samples with one another, so a single sample has no fixed value; "
                 "use search.compare with bon:K and several seeds"
             )
-    spec = load_spec(items, recorded=source, store=store, concurrency=concurrency, seed=0)
+    spec = load_spec(items, recorded=source, concurrency=concurrency, seed=0)
     sizes = list(ks) or [*(k for k in SIZES if k < most), most]
 
-    def found(label: str, planner: Planner, critic: Critic | None = None) -> list[Plan]:
-        listen = partial(progress, label) if callable(progress) else progress
-        plans: list[Plan] = []
-        stop = drain(start(replace(spec, planner=planner, critic=critic, progress=listen)), plans.append)
-        if stop is not None:
-            raise stop
-        return plans
+    def found(planner: Planner, critic: Critic | None = None) -> list[Plan]:
+        return list(start(replace(spec, planner=planner, critic=critic)))
 
-    plain = found("majority", SelfConsistency(most))
+    plain = found(SelfConsistency(most))
     curves = [selection_curve(plain, "majority", sizes)]
     for name, (_, critic) in loaded.items():
-        searched = found(f"best + {name}", BestOfN(most), critic)
-        curves.append(selection_curve(searched, "best", sizes, name))
+        curves.append(selection_curve(found(BestOfN(most), critic), "best", sizes, name))
     return Selection((*curves, selection_curve(plain, "any", sizes)), len(items))

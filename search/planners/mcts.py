@@ -179,7 +179,7 @@ class Search:
         c_uct: The exploration constant; ``horizon="budget"`` changes it during the search.
         ceiling: Maximum number of agent calls in simulations before there is a terminal state.
         leads: Whether a scored terminal state was found at or below each node.
-        in_flight: Nodes that simulations are expanding or scoring, if several run at once.
+        in_flight: Nodes that simulations are expanding or scoring.
     """
 
     def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
@@ -220,20 +220,33 @@ class Search:
     def simulate(self, path: list[int]) -> Flight:
         """Run one simulation of Alg. 1 (rollout) or Alg. 2 (bootstrap) from the end of ``path``.
 
+        An empty request list means that it waits for another simulation.
+
         Returns:
             False if the simulation was abandoned because too few calls would be left for an answer.
         """
         if self.paced:
             yield from self.pace()
-        tree = self.tree
-        node = self.descend(path)
+        tree, node = self.tree, self.descend(path)
         value = tree.values[node]
-        if tree.first[node] != TERMINAL or math.isnan(value):
+        if not self.in_flight and (tree.first[node] != TERMINAL or math.isnan(value)):
             self.note()
-            reached = yield from self.leaf_value(path)
-            if reached is None:
-                return False
-            value = reached
+        while tree.first[node] != TERMINAL or math.isnan(value):
+            if node in self.in_flight:
+                yield []
+            else:
+                self.in_flight.add(node)
+                if tree.is_terminal(node):
+                    yield from self.score(path)
+                elif not (yield from self.expand(path)):
+                    self.in_flight.discard(node)
+                    return False
+                self.in_flight.discard(node)
+                if self.bootstrap or tree.is_terminal(node):
+                    value = tree.values[node] if tree.is_terminal(node) else self.frontier_value(node)
+                    break
+            node = self.descend(path)
+            value = tree.values[node]
         for step in path:
             tree.visits[step] += 1
             tree.totals[step] += value
@@ -324,19 +337,6 @@ class Search:
         if self.bootstrap and node and spare < count:
             return 0
         return min(count, max(spare, 0 if drawn else 1))
-
-    def leaf_value(self, path: list[int]) -> Steps[float | None]:
-        """Extend ``path`` by the leaf rule and return the simulation's value; None if the budget prevents expansion."""
-        tree = self.tree
-        while not tree.is_terminal(node := path[-1]):
-            if not (yield from self.expand(path)):
-                return None
-            if self.bootstrap:
-                return self.frontier_value(node)
-            self.descend(path)
-        if math.isnan(tree.values[node]):
-            yield from self.score(path)
-        return tree.values[node]
 
     def score(self, path: list[int]) -> Steps[None]:
         """Request the value of the terminal state at the end of ``path``."""
@@ -486,34 +486,13 @@ class ParallelSearch(Search):
                 flight.close()
 
     def simulate(self, path: list[int]) -> Flight:
-        """Run one simulation; an empty request list means that it waits for another simulation."""
-        tree = self.tree
+        """Run one simulation, and remove its virtual losses."""
         try:
-            while True:
-                node = self.descend(path)
-                if node in self.in_flight:
-                    yield []
-                    continue
-                value = tree.values[node]
-                if tree.is_terminal(node) and not math.isnan(value):
-                    break
-                self.in_flight.add(node)
-                if tree.is_terminal(node):
-                    yield from self.score(path)
-                elif not (yield from self.expand(path)):
-                    self.in_flight.discard(node)
-                    self.spent = True
-                    return False
-                self.in_flight.discard(node)
-                if self.bootstrap:
-                    value = self.frontier_value(node)
-                    break
-            for step in path:
-                tree.visits[step] += 1
-                tree.totals[step] += value
+            done = yield from super().simulate(path)
         finally:
             self.losses.subtract(path[1:])
-        return True
+        self.spent = self.spent or not done
+        return done
 
     def expand(self, path: list[int], count: int | None = None) -> Flight:
         """Expand, and update the worst value."""
