@@ -329,7 +329,6 @@ def _tree(plan: Plan) -> Tree | None:
 
 
 def _rewards(plan: Plan, tree: Tree, reward: StateFunction | None) -> list[tuple[int, float]]:
-    """Return the terminal node and the reward of each transcript."""
     if reward is not None:
         return [(node, float(reward(tree.states[node]))) for node in range(len(tree)) if tree.is_terminal(node)]
     known = []
@@ -368,7 +367,6 @@ def _state_differences(sampled: Sequence[Sample], function: StateFunction | None
 def _compared(
     tree: Tree, rewards: dict[int, float], method: str, value: StateFunction | None, weight: float
 ) -> dict[int, float]:
-    """Return the credit of each node from comparisons of siblings."""
     if not rewards:
         return {}
     if method == "leave-one-out":

@@ -156,7 +156,6 @@ class Prices:
         return Rate(agents, guide, tuple(arms.items()))
 
     def _price_of(self, policy: str, names: Sequence[str]) -> ModelPrice:
-        """Return the common price of models without separate token counts."""
         found = {name: self._find("policy", name, _EXAMPLE) for name in names}
         if len(set(found.values())) > 1:
             raise ConfigError(

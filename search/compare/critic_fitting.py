@@ -187,7 +187,6 @@ def check_members(specs: Iterable[str]) -> None:
 
 
 def _source(spec: str) -> Path | None:
-    """Return the folder or the store that a member is copied from."""
     if (folder := Path(spec).expanduser()).is_dir():
         return folder
     parsed = CRITICS.parse(spec)

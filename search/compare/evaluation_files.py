@@ -188,7 +188,6 @@ def _inspect(path: Path, rows: Iterable[RawRow], metric: str) -> Evaluation:
 
 
 def _folder(folder: Path, metric: str) -> list[Evaluation]:
-    """Read a folder of lm-evaluation-harness: its samples, or a model per subfolder."""
     inside = {place: _newest(place) for place in (folder, *sorted(one for one in folder.iterdir() if one.is_dir()))}
     found = [_lm_eval(place.resolve().name, files, metric) for place, files in inside.items() if files]
     if not found:
@@ -200,7 +199,6 @@ def _folder(folder: Path, metric: str) -> list[Evaluation]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the newest file of each task."""
     found: dict[str, Path] = {}
     for file in sorted(folder.glob("samples_*.jsonl")):
         found[_task(file)] = file
@@ -243,7 +241,6 @@ def _store(path: Path, metric: str) -> Iterator[Evaluation]:
 
 
 def _table(path: Path, rows: Iterable[RawRow], metric: str) -> list[Evaluation]:
-    """Read rows with a question, a score and, optionally, a model."""
     listed = list(_values(rows, lambda row: True))
     columns = dict.fromkeys(str(name) for row in listed for name in row)
     question = next((name for name in _QUESTION_ID if name in columns), None)

@@ -68,7 +68,6 @@ class Predictor:
     """
 
     def __init__(self, scored: Sequence[Scored]) -> None:
-        """Store the values in an array of shape (transcripts, steps)."""
         first = [one.values[0] for one in scored if one.values]
         start = sum(first) / len(first) if first else 0.0
         width = max((len(one.values) for one in scored), default=0)
@@ -238,7 +237,6 @@ def _named(scored: Sequence[Scored], labels: NDArray[np.int_], predicted: NDArra
 
 
 def _f1_interval(scored: Sequence[Scored], hits: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> Interval:
-    """Return the bootstrap interval over questions, from hits and numbers of wrong and right transcripts."""
     questions = {name: i for i, name in enumerate(dict.fromkeys(one.transcript.problem for one in scored))}
     sums = np.zeros((len(questions), 4))
     for one, hit, bad in zip(scored, hits, wrong, strict=True):

@@ -247,7 +247,6 @@ class PairedResults:
         return Group(*parts)
 
     def __str__(self) -> str:
-        """Return what ``print`` shows, for a width of 80 characters."""
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
@@ -255,7 +254,6 @@ class PairedResults:
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
-        """Return one line: the difference of each model."""
         gaps = (f"{one_line(name)} {gap_cells(one.gap)[0]}" for name, one in self.differences.items())
         return f"<PairedResults against {one_line(self.baseline)}: {'; '.join(gaps)}>"
 

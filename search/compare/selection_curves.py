@@ -96,7 +96,6 @@ class Selection:
         ]
 
     def __str__(self) -> str:
-        """Return what ``print`` shows."""
         return self.text(_WIDTH)
 
     @property

@@ -163,7 +163,6 @@ def failed_samples(plan: Plan, agreement: SharedMessages) -> list[FailedSample]:
 
 
 def _normal(text: str) -> str:
-    """Return a text without an opening word and its colon, normalized."""
     return normalize_message(_OPENING.sub("", text.lstrip(), count=1))
 
 

@@ -88,8 +88,6 @@ class Calibration(NamedTuple):
 
 @dataclass(frozen=True)
 class _CollectEvidence(StopRule):
-    """A rule that never stops and records the evidence of all checks."""
-
     found: list[Evidence] = field(default_factory=list)
 
     def reason(self, evidence: Evidence) -> None:
@@ -98,8 +96,6 @@ class _CollectEvidence(StopRule):
 
 @dataclass(frozen=True)
 class _StopAt(StopRule):
-    """A rule that stops at a given check."""
-
     check: int
 
     def reason(self, evidence: Evidence) -> str | None:

@@ -121,7 +121,6 @@ class RecordedModel(SearchModel):
     world: RecordedTree = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        """Start without drawn messages."""
         super().__post_init__()
         self.grades = self.world.grades
         self._orders: dict[bytes, list[Proposal]] = {}

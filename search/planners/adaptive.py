@@ -78,7 +78,6 @@ class _Growth:
         self.checks = StopChecks(planner.stop, self.tree)
 
     def settled(self) -> Steps[bool]:
-        """Return whether the stop rule ends the search."""
         return (yield from self.checks.check(self._decode(), self.ends))
 
     def simulate(self, start: Sequence[int] = (0,)) -> Steps[None]:

@@ -44,7 +44,6 @@ class Cascade(Planner):
     outcomes_only: bool = False
 
     def __post_init__(self) -> None:
-        """Check the stages and rules. Raises `ConfigError`."""
         planners = [stage for stage in self.stages if isinstance(stage, Planner)]
         rules = [rule for rule in self.rules if isinstance(rule, Confident)]
         if len(planners) < 2 or len(planners) < len(self.stages) or len(rules) != len(planners) - 1:
@@ -150,7 +149,6 @@ class _Supply:
         self._drawn: dict[_Place, list[Proposal]] = defaultdict(list)
 
     def run(self, stage: PlanGenerator) -> PlanGenerator:
-        """Run a stage and return its plan."""
         used: Counter[_Place] = Counter()
 
         def answer(requests: list[Request]) -> Steps[list[object]]:

@@ -104,8 +104,6 @@ def _independent(rng: random.Random) -> random.Random:
 
 @dataclass
 class _Gains:
-    """Number, sum and sum of squares of gains."""
-
     n: int = 0
     total: float = 0.0
     squares: float = 0.0
@@ -126,8 +124,6 @@ class _Part(NamedTuple):
 
 @dataclass
 class _Choice:
-    """Chooses arms and learns from message values."""
-
     rule: str
     outcomes_only: bool
     rng: random.Random

@@ -83,15 +83,12 @@ class _Fan(NamedTuple):
 
 
 class _Choice:
-    """Chooses the recipients of one search's messages by a rule."""
-
     def __init__(self, rule: Rule, rng: random.Random) -> None:
         self._rule: Rule = rule
         self._seed = rng.getrandbits(62) if rule == "uniform" else 0
         self._drawn = Counter[bytes]()
 
     def readdress(self, model: Model, requests: Sequence[Request], replies: list[Any]) -> Steps[None]:
-        """Change the recipients of the proposals among the replies."""
         places: list[tuple[list[Proposal], int]] = []
         fans: list[_Fan] = []
         for slot, request in enumerate(requests):

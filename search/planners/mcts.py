@@ -183,7 +183,6 @@ class Search:
     """
 
     def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
-        """Start with only the root."""
         kind: ValueKind = "process" if planner.values == "auto" else planner.values
         self.planner, self.model, self.kind = planner, model, kind
         self.tree = Tree(root)
@@ -451,7 +450,6 @@ class ParallelSearch(Search):
     """
 
     def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
-        """Start with only the root."""
         super().__init__(planner, model, root)
         self.worst = math.inf if self.scores_steps else -1.0
         self.losses: Counter[int] = Counter()

@@ -97,7 +97,6 @@ class StopMap:
     threshold: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the numbers. Raises `ConfigError`."""
         if not self.weights or not set(self.weights) <= set(FEATURES):
             raise ConfigError(
                 f"stop map: expected weights for some of the features {', '.join(FEATURES)}, got {shown(self.weights)}"
@@ -180,7 +179,6 @@ class Confident(StopRule):
     likelihood: bool = False
 
     def __post_init__(self) -> None:
-        """Check the threshold. Raises `ConfigError`."""
         if not is_number(self.threshold) or not 0 <= self.threshold <= 1:
             raise ConfigError(f"stop: expected a probability from 0 to 1, got {shown(self.threshold)}")
 

@@ -24,7 +24,6 @@ class TurnByTurn(Planner):
     stop: Stop = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Parse the stop rule. Raises `ConfigError`."""
         object.__setattr__(self, "stop", read_stop(self.stop))
 
     def for_run(self, critic: Critic | None, training: bool) -> Self:

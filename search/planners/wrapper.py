@@ -27,7 +27,6 @@ class PlannerWrapper(Planner):
     planner: Planner
 
     def __post_init__(self) -> None:
-        """Adapt the planner and copy its attributes."""
         planner = as_planner(self.planner)
         own = {
             "planner": planner,

@@ -82,7 +82,6 @@ class Recorded(Sequence[Problem], SearchSource):
         return len(self._problems)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a problem, or a list of problems for a slice."""
         return self._problems[index]
 
     def __reduce__(self) -> tuple[object, ...]:

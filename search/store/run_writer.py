@@ -94,7 +94,6 @@ class RunWriter:
         self._fresh, self._opened = Usage(), perf_counter()
 
     def _start(self, name: str | None, config: JSONMapping, text: str, facts: JSONMapping) -> None:
-        """Create the run's row, or read and update it."""
         self._check_name(name, config)
         found = self._known()
         if found is None:
@@ -169,7 +168,6 @@ class RunWriter:
             )
 
     def _note(self, **facts: object) -> None:
-        """Write the run's row."""
         self._facts = self._facts | facts
         row = (json.dumps(self._facts, sort_keys=True), self.run)
         self._connection.execute("UPDATE runs SET facts = ? WHERE run = ?", row)

@@ -146,7 +146,6 @@ def write_search(connection: sqlite3.Connection, run: str, problem: Problem, pla
 
 
 def _document(plan: Plan, seeds: Seeds) -> str:
-    """Return the document of a search as JSON."""
     tree: JSONObject | None = None
     if plan.tree is not None:
         states = plan.tree.states

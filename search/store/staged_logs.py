@@ -72,7 +72,6 @@ class Staging:
     """Transcripts read from logs; texts are stored as JSON, because they may have lone surrogates."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Use a file of the format `STAGING`."""
         self._connection = connection
         self._agents: dict[str, str | None] = {}
         self._dropped: Counter[str] = Counter()

@@ -277,7 +277,6 @@ def _source(files: Sequence[Path]) -> str:
 
 
 def _free_name(path: Path, source: str, config: JSONMapping) -> str:
-    """Return an unused run name."""
     with closing(Store(path)) as store:
         taken = {run.name for run in store.runs() if run.config != config}
     return next(name for n in count(1) if (name := source if n == 1 else f"{source}-{n}") not in taken)
@@ -314,8 +313,6 @@ def _config(staging: Staging, names: Mapping[str, str], identity: JSONMapping, s
 
 
 class _Builder:
-    """Converts the samples of a question to a search."""
-
     def __init__(self, config: JSONMapping, names: Mapping[str, str], kind: Kind) -> None:
         self._mas = load_mas(dict(config["mas"]))
         self._dynamics = Dynamics(self._mas)
