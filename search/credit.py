@@ -125,7 +125,8 @@ def credit(
 
 def _credits(tree: Tree, advantages: dict[int, float]) -> tuple[Credit, ...]:
     return tuple(
-        Credit(node, tree.states[node].speaker, tree.depth(node) - 1, advantages[node]) for node in sorted(advantages)
+        Credit(node, tree.states[node].speaker, tree.states[node].depth - 1, advantages[node])
+        for node in sorted(advantages)
     )
 
 

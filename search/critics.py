@@ -181,14 +181,6 @@ class Combination(Critic):
     """Several critics that score each state; subclasses combine their values in `combined`.
 
     Attributes:
-        name: The members' names, joined by ``+``.
-        terminal_only: Whether any member scores only terminal states.
-        free: Whether every member is free.
-        calls: The sum of ``calls`` over the members that are not free.
-        concurrent: Whether any member is concurrent.
-        max_batch: The smallest ``max_batch`` of the members.
-        scores_actions: Whether every member scores actions.
-        reads_peers: Whether any member reads peers.
         members: The critics.
 
     Raises:

@@ -51,21 +51,19 @@ class Proposal(NamedTuple):
         return mean_logprob(self.logprob, self.tokens)
 
 
+_UNKNOWN = Proposal(Action("", -1))
+
+
 class Node(NamedTuple):
-    """A readable copy of one tree entry.
+    """A readable copy of one tree entry; its message is described as in `Proposal`.
 
     Attributes:
         id: Position in the tree.
         parent: Index of the parent; -1 for the root.
-        state: The state.
         visits: ``N``, virtual visits included.
         total: ``W``.
         q: ``W / N``; None if never visited.
         value: The critic's value of the state, or the true reward; None if unknown.
-        tokens: Generated tokens of the message.
-        logprob: Sum of its token log-probabilities; None if unknown.
-        finish_reason: ``"stop"`` or ``"length"``.
-        tag: The tag that the message was requested with, such as the name of one of a policy's models; empty if none.
     """
 
     id: int
@@ -98,21 +96,6 @@ class Tree:
         logprobs: Log-probabilities of each node's message; NaN if unknown.
         tags: The tag of each node's message, by node; nodes without a tag are missing.
     """
-
-    __slots__ = (
-        "_cut",
-        "_late",
-        "first",
-        "last",
-        "logprobs",
-        "parents",
-        "states",
-        "tags",
-        "tokens",
-        "totals",
-        "values",
-        "visits",
-    )  # fmt: skip
 
     def __init__(self, root: MASState) -> None:
         self.states = [root]
@@ -173,16 +156,15 @@ class Tree:
         self.visits.append(0)
         self.totals.append(0.0)
         self.values.append(_NAN)
-        known = proposal is not None and proposal.logprob is not None
-        self.tokens.append(proposal.tokens if proposal is not None else 0)
-        self.logprobs.append(proposal.logprob if known else _NAN)  # type: ignore[union-attr, arg-type]
-        self._cut.append(proposal is not None and proposal.finish_reason == "length")
-        if proposal is not None and proposal.tag:
-            self.tags[index] = proposal.tag
+        message = _UNKNOWN if proposal is None else proposal
+        self.tokens.append(message.tokens)
+        self.logprobs.append(_NAN if message.logprob is None else message.logprob)
+        self._cut.append(message.finish_reason == "length")
+        if message.tag:
+            self.tags[index] = message.tag
         if self.first[parent] == 0:
-            self.first[parent] = index
-            self.last[parent] = index + 1
-        elif self.last[parent] == index:
+            self.first[parent] = self.last[parent] = index
+        if self.last[parent] == index:
             self.last[parent] = index + 1
         else:
             self._late.setdefault(parent, []).append(index)
@@ -210,10 +192,6 @@ class Tree:
             path.append(node)
         path.reverse()
         return path
-
-    def depth(self, node: int) -> int:
-        """Return the number of turns taken at a node."""
-        return self.states[node].depth
 
     def to_dict(self) -> JSONObject:
         """Return the columns as JSON values, with each distinct text stored once; `from_dict` reads them back."""

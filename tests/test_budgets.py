@@ -123,7 +123,7 @@ def test_beam_narrows_to_its_share_of_the_budget_at_each_turn() -> None:
     [plan, *_] = plans("sbs:5,3", Budget(calls=49))
     assert plan.usage.agent_calls == 49
     assert plan.tree is not None
-    depths = [plan.tree.depth(node) for node in range(1, len(plan.tree))]
+    depths = [plan.tree.states[node].depth for node in range(1, len(plan.tree))]
     assert [depths.count(depth) for depth in (1, 2, 3, 4)] == [5, 14, 15, 15]
 
 

@@ -261,7 +261,7 @@ def test_siblings_turns_and_spare_settings_give_the_expected_tree_widths(
 ) -> None:
     [plan] = search.run(spec, TASK[:1], mas="rpsv", policy=policy, training=True)
     tree = plan.tree
-    assert [sum(tree.depth(node) == turn for node in range(len(tree))) for turn in range(5)] == widths
+    assert [sum(tree.states[node].depth == turn for node in range(len(tree))) for turn in range(5)] == widths
     assert len(plan.candidates) == answers and plan.error is None
     assert planner_spec(load_planner(spec)) == spec
 

@@ -40,7 +40,7 @@ def test_entries_are_read_unchanged() -> None:
     assert (a.finish_reason, b.finish_reason, c.finish_reason) == ("stop", "length", "stop")
     assert [list(tree.children(i)) for i in range(4)] == [[1, 2], [3], [], []]
     assert tree.is_terminal(3) and not tree.is_terminal(0)
-    assert tree.path(3) == [0, 1, 3] and tree.depth(3) == 2
+    assert tree.path(3) == [0, 1, 3]
     assert tree[-1].id == 3
     with pytest.raises(IndexError):
         tree[4]

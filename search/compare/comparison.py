@@ -95,7 +95,7 @@ def matched(
         spec: The settings that all rows share.
         match: The cost.
         problems: The calibration problems.
-        refused: Called with the reason for each row that is skipped because it cannot be sized.
+        refused: Called with the reason for each skipped row.
         start: As for `measure`.
 
     Raises:

@@ -27,6 +27,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
+from mas_gym.systems.loading import load_mas
 from search.compare.blame import largest_fall
 from search.compare.reliability import Bin, ScoredState, gap, value_bins
 from search.compare.transcripts import (
@@ -38,6 +39,7 @@ from search.compare.transcripts import (
     read_labeled,
     score_transcripts,
 )
+from search.critic_registry import load_critic
 from search.protocol import Critic
 from search.results.intervals import Counts, Interval, bootstrap
 
@@ -50,12 +52,7 @@ _RESAMPLES = 1000
 
 
 class Threshold(NamedTuple):
-    """The rule and threshold that convert values to a prediction.
-
-    Attributes:
-        rule: ``"value"`` or ``"fall"``; see the module docstring.
-        at: The threshold.
-    """
+    """The rule (see the module docstring) and threshold that convert values to a prediction."""
 
     rule: Rule
     at: float
@@ -163,12 +160,10 @@ class FirstErrorFigures:
     """Results of `bench_critic`: shares in ``[0, 1]``, F1 in percent, None for undefined figures.
 
     Attributes:
-        critic: Name of the critic.
         terminal_only: Whether the critic scores only whole transcripts and thus predicts no step.
         transcripts: Number of measured transcripts.
         wrong: Number of measured transcripts with an error.
         failed: Number of transcripts without values, by reason; they count as wrong predictions.
-        threshold: The rule and its threshold.
         chosen_on: Source of the threshold.
         dev_f1: F1 on the transcripts used to choose the threshold.
         first_error: Share of the wrong transcripts with a correctly predicted first wrong step.
@@ -181,7 +176,6 @@ class FirstErrorFigures:
             pair have the same question and length, and exactly one has an error; ties count half.
         pairs: Number of such pairs.
         by_depth: Calibration and AUC by number of steps.
-        cost: The cost of scoring.
     """
 
     critic: str
@@ -300,9 +294,6 @@ def bench_critic(
         CriticError: The critic is incompatible with the system, or cannot score any transcript.
         DataError: Rows are not transcripts, or not episodes of the system.
     """
-    from mas_gym.systems.loading import load_mas
-    from search.critic_registry import load_critic
-
     if rule is not None:
         choice("rule", rule, RULES)
     if threshold is not None and not math.isfinite(threshold):

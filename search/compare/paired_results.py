@@ -46,13 +46,7 @@ _DASH = "\N{EN DASH}"
 
 
 class Flip(NamedTuple):
-    """A question on which two models differ.
-
-    Attributes:
-        question: Key of the question.
-        baseline: Mean score of the baseline.
-        score: Mean score of the model.
-    """
+    """The key of a question on which two models differ, with the mean scores of the baseline and of the model."""
 
     question: str
     baseline: float
@@ -304,8 +298,8 @@ def _distinct(found: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
 def _paired(one: Evaluation, base: Evaluation) -> PairedDifference:
     shares, others = one.shares, base.shares
     both = shares.keys() & others.keys()
-    different = {key for key in both if one.texts.get(key, "") != base.texts.get(key, "") and one.texts.get(key)}
-    different = {key for key in different if base.texts.get(key)}
+    known = {key for key in both if one.texts.get(key) and base.texts.get(key)}
+    different = {key for key in known if one.texts[key] != base.texts[key]}
     if both and both == different:
         raise ConfigError(
             f"expected {one.name!r} and {base.name!r} to have the same questions, got the same ids with different "

@@ -81,9 +81,8 @@ def replay(
         blames: The failed samples, which keep their order.
         problems: The problems of the samples.
         speakers: The names of the agents in the samples.
-        system: The system or the agent program that wrote the samples; a program runs again with the earlier messages
-            as replies.
-        policy: The policy that wrote the samples.
+        system: Wrote the samples; a program runs again with the earlier messages as replies.
+        policy: As for `search.run`, like ``sampling``.
         sampling: The sampling parameters.
         n: Number of continuations of each prefix.
         seed: A seed that differs from that of the samples, which would be repeated otherwise.

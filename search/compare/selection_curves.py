@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
+from mas_gym.tasks.base import Problem
 from search.compare.comparison_runs import named_critics
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
@@ -19,9 +19,6 @@ from search.results.table_formats import gap_cells, interval_cell, percent_cell
 from search.runs import load_spec, start
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
-
-if TYPE_CHECKING:
-    from mas_gym.tasks.base import Problem
 
 SIZES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Default sample counts of curves; counts up to the maximum per question are used."""

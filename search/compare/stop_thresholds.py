@@ -71,14 +71,7 @@ class Stopped(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """A stop map with its evaluation on held-out dev problems.
-
-    Attributes:
-        map: The map.
-        chosen: Results at the map's threshold.
-        hit: Hit@1 of complete searches.
-        searches: The searches.
-    """
+    """A stop map, the results at its threshold on held-out dev problems, and Hit@1 of complete searches."""
 
     map: StopMap
     chosen: Stopped
@@ -87,19 +80,15 @@ class Calibration(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _CollectEvidence(StopRule):
+class _Recorder(StopRule):
+    """Records the evidence of all checks, and stops at the check ``end``; 0 never stops."""
+
+    end: int = 0
     found: list[Evidence] = field(default_factory=list)
 
-    def reason(self, evidence: Evidence) -> None:
-        self.found.append(evidence)
-
-
-@dataclass(frozen=True)
-class _StopAt(StopRule):
-    check: int
-
     def reason(self, evidence: Evidence) -> str | None:
-        return "stop check of calibration" if evidence.check == self.check else None
+        self.found.append(evidence)
+        return "stop check of calibration" if evidence.check == self.end else None
 
 
 def calibrate_stop(
@@ -151,14 +140,14 @@ def calibrate_stop(
 
 def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[str, Plan]]) -> list[Checked]:
     """Run the searches of one seed and label their checks."""
-    record = _CollectEvidence()
+    record = _Recorder()
     plans = searched(record)
     by_question: dict[str, list[Evidence]] = {}
     for evidence in record.found:
         by_question.setdefault(evidence.root.question, []).append(evidence)
     by_turns = any(not one.terminal for one in record.found)
     early = max(one.check for one in record.found) if by_turns else 0
-    stopped = {number: searched(_StopAt(number)) for number in range(1, early + 1)}
+    stopped = {number: searched(_Recorder(number)) for number in range(1, early + 1)}
     found: list[Checked] = []
     for problem in problems:
         plan = plans[problem.id]

@@ -28,6 +28,7 @@ from mas_gym.errors import (
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent
+from mas_gym.systems.loading import load_mas, mas_names
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.data_rows import BadRow, read_rows
 from mas_gym.tasks.files import read_file
@@ -69,16 +70,11 @@ class LabeledTranscript:
     split: str = ""
 
     def states(self, mas: MAS | None = None) -> tuple[MAS, list[MASState]]:
-        """Return the system, and the state after each step.
-
-        Args:
-            mas: The system; overrides the transcript's system.
+        """Return the system, by default the transcript's own, and the state after each step.
 
         Raises:
             DataError: The steps are not an episode of that system.
         """
-        from mas_gym.systems.loading import load_mas
-
         system = mas if mas is not None else None if self.mas is None else load_mas(self.mas)
         if system is None:
             return self._as_program()
@@ -174,8 +170,9 @@ def _transcript(row: JSONMapping, place: str) -> LabeledTranscript:
         if column and len(column) != len(texts):
             raise BadRow(f"expected {len(texts)} {what}, one per step, got {len(column)}")
     mas, part = row.get("mas"), row.get("split")
-    if mas is not None:
-        _check_shipped(mas)
+    # A data file must not refer to other files.
+    if mas is not None and mas not in mas_names():
+        raise BadRow(f"expected the name of a shipped system as mas, got {shown(mas)}; use --mas for another system")
     proposals = zip(tokens, logprobs, strict=True) if tokens and logprobs else ()
     name = row.get("id")
     return LabeledTranscript(
@@ -193,14 +190,6 @@ def _each(values: object, name: str, kind: str, fits: Callable[[Any], bool]) -> 
     if wrong is not values:
         raise BadRow(f"{name}: expected {kind}, got {shown(wrong)}")
     return values
-
-
-def _check_shipped(name: object) -> None:
-    from mas_gym.systems.loading import mas_names
-
-    # A data file must not refer to other files.
-    if name not in mas_names():
-        raise BadRow(f"expected the name of a shipped system as mas, got {shown(name)}; use --mas for another system")
 
 
 def divide(
@@ -254,13 +243,8 @@ def score_transcripts(
 ) -> tuple[list[Scored], ScoringCost]:
     """Score every prefix of every transcript; for outcome critics only whole transcripts.
 
-    If the critic cannot score a transcript, the result's ``error`` states the reason.
-
-    Args:
-        transcripts: The transcripts.
-        critic: A critic that scores each state independently.
-        mas: The system; overrides the transcripts' systems.
-        listen: Called with the number of transcripts scored so far.
+    If the critic cannot score a transcript, the result's ``error`` states the reason. ``mas`` overrides the
+    transcripts' systems. ``listen`` is called with the number of transcripts scored so far.
 
     Raises:
         ConfigError: The critic compares states with each other.

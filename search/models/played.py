@@ -28,13 +28,7 @@ CallKey = tuple[Messages, Agent, Sampling, str, str]
 
 
 class Share(NamedTuple):
-    """The samples of a call for one of the planner's requests.
-
-    Attributes:
-        slot: Position of the planner's request.
-        state: The request's state.
-        places: Positions of the samples in the reply to the request.
-    """
+    """The samples of a call for one of the planner's requests, and their positions in the reply to it."""
 
     slot: int
     state: MASState
@@ -172,12 +166,6 @@ def sample_seeds(run_seed: int, problem_id: str, state: MASState, first: int, co
     """Return the seeds of samples at a state.
 
     Seeds depend on the run's seed, the problem and the state, so concurrency and restarts do not change a sample.
-
-    Args:
-        run_seed: The seed of the run.
-        problem_id: The problem.
-        state: The state that the messages are sampled at.
-        first: Number of samples this search has already requested there.
-        count: Number of samples requested.
+    ``first`` is the number of samples that this search has already requested at the state.
     """
     return tuple(derive_seed(run_seed, problem_id, state.digest, place) for place in range(first, first + count))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,25 +111,11 @@ async def _arrival(start: Callable[[Then], None]) -> MASState:
     return await arrived
 
 
-@dataclass(frozen=True)
 class ProgramModels(SearchSource):
-    """Models of an agent program.
+    """Models of an agent program."""
 
-    Attributes:
-        program: The program.
-    """
-
-    program: Program
-
-    @property
-    def mas(self) -> MAS:  # type: ignore[override]
-        """The system of the program's calls."""
-        return self.program.mas
-
-    @property
-    def stated(self) -> Mapping[str, object]:  # type: ignore[override]
-        """The program."""
-        return {"program": self.program}
+    def __init__(self, program: Program) -> None:
+        self.program, self.mas, self.stated = program, program.mas, {"program": program}
 
     @contextmanager
     def opened(self, policy: PolicyBase, sample: SampleFrom) -> Iterator[MakeModel]:

@@ -59,11 +59,8 @@ class RecordedTree:
 def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedTree:
     """Return the world of a recorded search.
 
-    Args:
-        plan: The search, with its tree.
-        model: The dynamics of its system.
-        distinct: Whether each distinct message at a state can be drawn once; otherwise it can be drawn once per
-            recorded episode that contains it.
+    With ``distinct``, each distinct message at a state can be drawn once; otherwise once per recorded episode that
+    contains it.
 
     Raises:
         SearchError: The plan has no tree.

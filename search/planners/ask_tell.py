@@ -136,13 +136,8 @@ class AskTell(Planner):
 def _extend(tree: Tree, model: Model, nodes: list[int], tags: Sequence[str] = ()) -> Steps[None]:
     """Replace each non-terminal node with a newly sampled and scored child.
 
-    In a recorded run, a node without further messages is replaced by its best child.
-
-    Args:
-        tree: The tree, which receives the children.
-        model: The dynamics.
-        nodes: The nodes.
-        tags: For each node, the tag that writes its message; empty if the algorithm does not choose tags.
+    In a recorded run, a node without further messages is replaced by its best child. ``tags`` has the tag that writes
+    each node's message; it is empty if the algorithm does not choose tags.
     """
     open_ones = [i for i, node in enumerate(nodes) if not tree.is_terminal(node)]
     if not open_ones:

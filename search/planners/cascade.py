@@ -52,16 +52,8 @@ class Cascade(Planner):
                 f"mas-gym calibrate, got {len(self.stages)} stages and the rules {', '.join(map(shown, self.rules))}; "
                 "write, for example, cascade:single>mcts:20,2@0.8"
             )
-
-    @property
-    def size_setting(self) -> str:  # type: ignore[override]
-        """The last stage's setting."""
-        return self.stages[-1].size_setting
-
-    @property
-    def needs_costs(self) -> bool:  # type: ignore[override]
-        """Whether any stage needs prices."""
-        return any(stage.needs_costs for stage in self.stages)
+        object.__setattr__(self, "size_setting", self.stages[-1].size_setting)
+        object.__setattr__(self, "needs_costs", any(stage.needs_costs for stage in self.stages))
 
     def for_run(self, critic: Critic | None, training: bool) -> Cascade:
         """Bind the stages and the rules to the critic."""

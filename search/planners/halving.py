@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
-from search.planners.mcts import MCTS, Search, check_serial
+from search.planners.mcts import MCTS, Search
 from search.protocol import Model, Steps, check_at_least
 
 
@@ -26,11 +26,12 @@ class SequentialHalving(MCTS):
         width: Number of first messages sampled.
     """
 
+    serial = True
+
     width: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_serial(self)
         check_at_least(self, 2, width=self.width)
 
     def search(self, model: Model, root: MASState) -> Search:

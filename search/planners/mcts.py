@@ -37,7 +37,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.internal.suggestions import choice
@@ -58,6 +58,7 @@ from search.protocol import (
     Steps,
     ValueKind,
     check_at_least,
+    planner_name,
     value_kind,
 )
 from search.tree import TERMINAL, Proposal, Tree
@@ -98,6 +99,8 @@ class MCTS(Planner):
     """
 
     size_setting = "n_simulations"
+    serial: ClassVar[bool] = False
+    """Whether the planner has no virtual loss, so that it runs one simulation at a time."""
 
     n_simulations: int = 10
     max_children: int = 3
@@ -129,8 +132,11 @@ class MCTS(Planner):
         )
         for name, value, choices in allowed:
             choice(f"MCTS: {name}", value, choices)
-        if self.horizon == "budget" and self.parallel > 1:
-            raise ConfigError(f"MCTS: expected parallel=1 with horizon='budget', got {self.parallel}")
+        if self.parallel > 1 and (self.serial or self.horizon == "budget"):
+            raise ConfigError(
+                f"{planner_name(self)}: expected parallel=1, got {self.parallel}: only MCTS has virtual loss, and only "
+                "with horizon='fixed'"
+            )
         if self.same is not None:
             same_rule(self.same)
         terminal_only = self.values in ("outcome", "reward")
@@ -287,12 +293,7 @@ class Search:
     def expand(self, path: list[int], count: int | None = None) -> Flight:
         """Sample candidates at the end of ``path`` and add one child per distinct message.
 
-        Args:
-            path: The path from the root.
-            count: Samples to draw, by default ``width``; fewer if the budget is short.
-
-        Returns:
-            Whether the budget allowed at least one sample.
+        Draw ``count`` samples, by default ``width``, or fewer if the budget is short; return whether it allowed any.
         """
         tree, node = self.tree, path[-1]
         count = self.width if count is None else count
@@ -332,7 +333,7 @@ class Search:
             return count
         [left] = yield [Remaining()]
         # A rollout continues from here; a bootstrap search may have to complete an answer from any child of the root.
-        spare: int = left - (depth - 1) + (0 if self.bootstrap else self.tree.depth(node))
+        spare: int = left - (depth - 1) + (0 if self.bootstrap else self.tree.states[node].depth)
         if self.bootstrap and node and spare < count:
             return 0
         return min(count, max(spare, 0 if drawn else 1))
@@ -523,17 +524,6 @@ class ParallelSearch(Search):
             if score > best_score:
                 best, best_score = child, score
         return best
-
-
-def check_serial(planner: MCTS) -> None:
-    """Check that a planner without virtual loss runs one simulation at a time.
-
-    Raises:
-        ConfigError: ``parallel`` is more than 1.
-    """
-    if planner.parallel > 1:
-        name = type(planner).__name__
-        raise ConfigError(f"{name}: expected parallel=1, got {planner.parallel}: only MCTS has virtual loss")
 
 
 def _resume(flight: Flight, answer: list[Any] | None) -> list[tuple[Flight, list[Request]]]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mas_gym.systems.state import MASState
-from search.planners.mcts import MCTS, Flight, Search, check_serial
+from search.planners.mcts import MCTS, Flight, Search
 from search.protocol import Model, check_positive
 
 
@@ -23,11 +23,12 @@ class PUCT(MCTS):
         temperature: Temperature of the priors' softmax; larger values give more uniform priors.
     """
 
+    serial = True
+
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_serial(self)
         check_positive(self, temperature=self.temperature)
 
     def search(self, model: Model, root: MASState) -> Search:

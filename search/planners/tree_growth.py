@@ -103,11 +103,8 @@ def widen(tree: Tree, model: Model, wanted: Mapping[int, int], answered: bool) -
     The remaining messages are divided evenly among the remaining turns, so a search narrows instead of stopping early.
     Nodes with higher values come first.
 
-    Args:
-        tree: The tree, which receives the children.
-        model: The dynamics.
-        wanted: The number of messages for each node.
-        answered: Whether the search has a terminal state and may stop here. Otherwise at least one message is sampled.
+    Unless the search is ``answered``, which means that it has a terminal state and may stop here, at least one message
+    is sampled.
 
     Returns:
         The children by node, one per message. A node of a recorded run may have fewer.

@@ -84,36 +84,32 @@ def _rows(agents: Sequence[Agent], problem: Problem, content: Document) -> Itera
             yield {name: _plain(value) if isinstance(value, str) else value for name, value in found.items()}
 
 
-def batches(searches: Iterable[tuple[Problem, Document]], info: RunInfo) -> Iterator[list[JSONObject]]:
-    """Yield the rows of a run's searches by problem and node, a few thousand at a time."""
-    agents = info.mas.agents
-    rows = (row for search in searches for row in _rows(agents, *search))
-    while batch := list(islice(rows, BATCH)):
-        yield batch
-
-
 def _plain(text: str) -> str:
     # Arrow strings are UTF-8, which does not allow lone surrogates.
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def arrow_schema(info: RunInfo) -> Any:
-    """Return the Arrow schema, with the run's config as metadata."""
-    pa = _pyarrow()
+def _tables(searches: Iterable[tuple[Problem, Document]], info: RunInfo) -> Iterator[Any]:
+    """Yield the rows of a run's searches by problem and node as Arrow tables; the first one is empty."""
+    pa = need("pyarrow", "exporting", "data")
     kinds = [(name, pa.list_(pa.int64()) if kind == "list" else getattr(pa, kind)()) for name, kind in COLUMNS.items()]
     about = {"schema": SCHEMA, "run": info.run, "name": info.name, "config": info.config, "facts": info.facts}
-    return pa.schema(kinds, metadata={"mas_gym": json.dumps(about, sort_keys=True)})
+    schema = pa.schema(kinds, metadata={"mas_gym": json.dumps(about, sort_keys=True)})
+    yield schema.empty_table()
+    agents = info.mas.agents
+    rows = (row for search in searches for row in _rows(agents, *search))
+    while batch := list(islice(rows, BATCH)):
+        yield pa.Table.from_pylist(batch, schema=schema)
 
 
 def write_parquet(searches: Iterable[tuple[Problem, Document]], info: RunInfo, path: Path) -> int:
     """Write one run as Parquet, completely or not at all, and return the number of rows."""
-    pa = _pyarrow()
+    tables, count = _tables(searches, info), 0
+    schema = next(tables).schema
     from pyarrow import parquet
 
-    schema, count = arrow_schema(info), 0
     with whole_file(path) as part, parquet.ParquetWriter(part, schema) as writer:
-        for rows in batches(searches, info):
-            table = pa.Table.from_pylist(rows, schema=schema)
+        for table in tables:
             writer.write_table(table)
             count += table.num_rows
     return count
@@ -121,11 +117,5 @@ def write_parquet(searches: Iterable[tuple[Problem, Document]], info: RunInfo, p
 
 def to_dataset(searches: Iterable[tuple[Problem, Document]], info: RunInfo) -> Any:
     """Return one run as a ``datasets.Dataset``."""
-    pa, dataset = _pyarrow(), need("datasets", "a data set", "data").Dataset
-    schema = arrow_schema(info)
-    tables = [pa.Table.from_pylist(rows, schema=schema) for rows in batches(searches, info)]
-    return dataset(pa.concat_tables(tables) if tables else schema.empty_table())
-
-
-def _pyarrow() -> Any:
-    return need("pyarrow", "exporting", "data")
+    tables = list(_tables(searches, info))
+    return need("datasets", "a data set", "data").Dataset(need("pyarrow", "exporting", "data").concat_tables(tables))

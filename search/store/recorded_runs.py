@@ -166,12 +166,7 @@ def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
 
 
 class RecordedRunPolicy(Policy):
-    """Placeholder for the policies of a recorded run, with a name (for reports and prices) and the run's identity.
-
-    Attributes:
-        name: Name of the policy that was recorded.
-        max_batch: As for `mas_gym.policies.Policy`.
-    """
+    """Placeholder for the policies of a recorded run, with a name (for reports and prices) and the run's identity."""
 
     max_batch = 1
 

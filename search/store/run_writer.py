@@ -6,7 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,6 @@ from mas_gym.internal.database import transaction
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.usage_meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
 from search.models.base import SampleOrigin
 from search.plan import Plan
@@ -65,8 +64,8 @@ class RunWriter:
 
         Args:
             path: The file.
-            config: Everything that determines the run's results.
-            facts: Other facts about the run.
+            config: As returned by `run_config`.
+            facts: As returned by `run_facts`.
             name: Name of the run, or None.
             meters: The policy's meters. Their monetary cost is recorded for this run, if they have a price.
 
@@ -76,21 +75,15 @@ class RunWriter:
         """
         text = json.dumps(config, sort_keys=True)
         self.path, self.run = path, digest(text).hex()
-        self._connection = FORMAT.connect(path, create=True)
-        self._dynamics = Dynamics(_mas_of(config))
-        try:
-            self._lock = RunLock(path, self.run)
-        except BaseException:
-            self._connection.close()
-            raise
-        try:
+        self._dynamics = Dynamics(RunInfo(self.run, name, config, facts, 0, 0).mas)
+        with ExitStack() as opened:
+            self._connection = opened.enter_context(closing(FORMAT.connect(path, create=True)))
+            self._lock = opened.enter_context(closing(RunLock(path, self.run)))
             with explained(path), transaction(self._connection):
                 self._start(name, config, text, facts)
             self._meters, self._paid, self._money = meters, money_of(meters) or 0.0, self._facts.get("money", 0.0)
             self.spent = Usage(**self._facts.get("spent", {}))
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()
         self._fresh, self._opened = Usage(), perf_counter()
 
     def _start(self, name: str | None, config: JSONMapping, text: str, facts: JSONMapping) -> None:
@@ -257,9 +250,3 @@ def open_run_writer(setup: Setup) -> RunWriter | None:
     if setup.store is None:
         return None
     return RunWriter(Path(setup.store), run_config(setup), run_facts(setup), setup.run_name, setup.policy.meters)
-
-
-def _mas_of(config: JSONMapping) -> MAS:
-    from mas_gym.systems.loading import load_mas
-
-    return load_mas(MappingProxyType(dict(config["mas"])))

@@ -105,25 +105,21 @@ class Staging:
         rows = [(number, json.dumps(item)) for number, item in enumerate(self._agents.items())]
         self._connection.executemany("INSERT INTO agents VALUES (?, ?)", rows)
         query = "SELECT DISTINCT reference FROM questions WHERE reference != 'null' AND kind IS NULL LIMIT ?"
-        guessed = kind or self._kind([json.loads(answer) for (answer,) in self._connection.execute(query, (_GUESSED,))])
+        guessed = kind or infer_kind([json.loads(text) for (text,) in self._connection.execute(query, (_GUESSED,))])
         facts = {
             "dropped": dict(self._dropped), "broken": self._broken, "lines": self._lines, "longest": self._longest,
-            "kind": guessed, "complete": True,
+            # Code from a log is run only on explicit request.
+            "kind": "text" if kind is None and guessed == "code" else guessed, "complete": True,
         }  # fmt: skip
         self._connection.executemany(
             "INSERT INTO facts VALUES (?, ?)", [(name, json.dumps(value)) for name, value in facts.items()]
         )
 
-    @staticmethod
-    def _kind(answers: Sequence[str]) -> str:
-        guessed = infer_kind(answers)
-        # Code from a log is run only on explicit request.
-        return "text" if guessed == "code" else guessed
-
     def _add(self, one: Transcript) -> None:
         key = self._question(one)
         messages = [_values(message) for message in one.messages]
-        data = json.dumps([messages, _more(one)]).encode()
+        more = {"answer": one.answer, "correct": one.correct, "score": one.score, "facts": dict(one.facts)}
+        data = json.dumps([messages, more]).encode()
         mark = hashlib.blake2b(data, digest_size=16).digest()
         sample, first = json.dumps(one.sample_id), json.dumps(one.messages[0].speaker)
         query = "SELECT 1 FROM samples WHERE question = ? AND sample = ? AND digest = ?"
@@ -178,11 +174,6 @@ class Staging:
 def _message(values: Sequence[Any]) -> LoggedMessage:
     speaker, text, recipients, calls, *rest = values
     return LoggedMessage(speaker, text, tuple(recipients), tuple(ToolCall(*call) for call in calls), *rest)
-
-
-def _more(one: Transcript) -> JSONObject:
-    found = {"answer": one.answer, "correct": one.correct, "score": one.score}
-    return {**found, "facts": dict(one.facts)}
 
 
 def question_name(question: str, reference: str | None) -> str:

@@ -22,7 +22,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mas_gym.errors import ConfigError, StoreError, UnknownNameError, shown
+from mas_gym.errors import ConfigError, StoreError, UnknownNameError, is_number, shown
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
@@ -342,8 +342,7 @@ class Store:
             StoreError: As for `plans`; or the run is not a training run, or is a run of a program, for which prompts
                 are not stored.
         """
-        number = isinstance(least, int | float) and not isinstance(least, bool)
-        if not number or not 0 < least <= 2:
+        if not is_number(least) or not 0 < least <= 2:
             raise ConfigError(f"least: expected a number above 0 and at most 2, got {shown(least)}")
         info = self.find(run)
         mas = info.mas

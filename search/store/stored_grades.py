@@ -38,15 +38,11 @@ class Grading(NamedTuple):
 
 
 class Regraded(NamedTuple):
-    """A run's grades and those of one grading, over the searches covered by the grading.
+    """A run's grades and those of one grading; the numbers are those of `search.store.regrading.Regrade`.
 
     Attributes:
         run: The run's planner, critic and seed.
         label: The grading's name.
-        searches: Number of searches that the grading covers.
-        known: Number of these searches with a known outcome in the run.
-        before: Number of these searches that were correct in the run.
-        after: Number of these searches that are correct in the grading.
     """
 
     run: str

@@ -63,9 +63,7 @@ class Imported:
 
     Attributes:
         run: The digest of the run; None if all files had already been imported.
-        name: The run's name.
         transcripts: Number of transcripts in the run.
-        questions: Number of questions.
         agents: The speakers in the transcripts.
         broken: Number of lines that are not transcripts.
         lines: The first 1,000 of these lines.
@@ -233,7 +231,7 @@ def _write(
     source = name or one_line(_source(files))
     names = _agent_names([agent for agent, _ in staging.agents()])
     config = _config(staging, names, identity, source)
-    wanted, broken = staging.count("questions"), staging.fact("broken")
+    wanted, transcripts, broken = staging.count("questions"), staging.count("samples"), staging.fact("broken")
     dropped, lines = staging.fact("dropped"), tuple(BrokenLine(*line) for line in staging.fact("lines"))
     facts = {
         "mas_gym": mas_gym.__version__,
@@ -242,13 +240,14 @@ def _write(
         "split": None,
         "problems": wanted,
         "started": datetime.now(UTC).isoformat(),
-        "transcripts": staging.count("samples"),
+        "transcripts": transcripts,
         # The facts are rewritten with each batch.
         "files": {str(one): digests[one] for one in files[:_LISTED]},
         "broken": broken,
         "dropped": dropped,
     }
-    record = RunWriter(path, config, facts, name or _free_name(path, source, config))
+    name = name or _free_name(path, source, config)
+    record = RunWriter(path, config, facts, name)
     totals: Counter[str] = Counter()
     try:
         with closing(FORMAT.connect(path, create=False)) as connection:
@@ -259,14 +258,10 @@ def _write(
             batch = [one for one in staging.questions(first) if search_id(record.run, one[0]) not in done]
             record.save_all(builder.search(*one, staging.samples(one[0]), totals) for one in batch)
             listen("write", min(first + BATCH, wanted), wanted)
-        run, spoken = record.run, tuple(names.values())
     finally:
         record.close()
-    with closing(Store(path)) as store:
-        named = store.find(run).name
-    return Imported(
-        run, named, facts["transcripts"], wanted, spoken, broken, lines, dropped, totals["ungraded"], totals["disagree"]
-    )
+    judged = totals["ungraded"], totals["disagree"]
+    return Imported(record.run, name, transcripts, wanted, tuple(names.values()), broken, lines, dropped, *judged)
 
 
 def _source(files: Sequence[Path]) -> str:
