@@ -21,9 +21,8 @@ from rewardmodels.model.feature_critic import FEATURES, FeatureModel
 from rewardmodels.tiny_critics import TINY_MASPRM
 from search.protocol import ScoringContext
 from search.store.search_rows import seal_run
-from search.store.table_schema import FORMAT, ROW, digest
+from search.store.table_schema import CHECKSUM, FORMAT, digest
 
-CHECKSUM = f"checksum({', '.join(ROW[:-1])})"
 INDEX = "model.safetensors.index.json"
 
 

@@ -24,9 +24,8 @@ from search.compare.reliability import tree_states, value_bins
 from search.results.outcomes import outcome_of, totals_of
 from search.store import regrade, search_rows
 from search.store.search_rows import Document, StoredCandidate, seal_run
-from search.store.table_schema import FORMAT, ROW, digest
+from search.store.table_schema import CHECKSUM, FORMAT, digest
 
-CHECKSUM = f"checksum({', '.join(ROW[:-1])})"
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("mcts:6,3", {}),
     ("mcts:6,3", {"seed": 1}),

@@ -13,10 +13,8 @@ Each search has a checksum: corrupt searches are reported, and all others can be
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
@@ -30,11 +28,13 @@ from search.plan import Plan
 from search.results.outcomes import Outcome, Totals
 from search.results.run_info import RunInfo, one_setting
 from search.store.exports import preferences, to_dataset, write_parquet
+from search.store.read_results import outcomes_of, totals
 from search.store.search_rows import (
     Columns,
     Document,
     Row,
     document_of,
+    lost_searches,
     plan_of,
     problem_of,
     read_columns,
@@ -200,7 +200,7 @@ class Store:
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
         def read(columns: Columns) -> Iterable[tuple[Outcome, Usage | None]]:
-            found = _outcomes(columns, planner, critic, info.config["seed"])
+            found = outcomes_of(columns, planner, critic, info.config["seed"])
             if digest is not None:
                 grades = grades_of(self._connection, columns["id"], digest)
                 rows = zip(found, rows_of(columns), strict=True)
@@ -243,19 +243,22 @@ class Store:
 
     def totals(self, run: str | None = None) -> Totals:
         """Return the sums over the searches of one run, including failed ones; otherwise as for `plans`."""
-        grades: list[tuple[str, bool | None]] = []
-        failures: Counter[str] = Counter()
-        usage, tokens, spans = Usage(), 0, list[tuple[float, float]]()
-        for row in self.rows(run):
-            correct, error = row["correct"], row["error"]
-            grades.append((row["problem"], None if correct is None else bool(correct) and error is None))
-            spans.append((row["finished"], row["seconds"]))
-            tokens += row["generated_tokens"]
-            if error is None:
-                usage += usage_of_row(row)
-            else:
-                failures[error] += 1
-        return Totals(grades, failures, usage, tokens, spans)
+        info = self.find(run)
+        with explained(self.path):
+            try:
+                with snapshot(self._connection):
+                    query = "SELECT count(*) FROM searches WHERE run = ?"
+                    [held] = self._connection.execute(query, (info.run,)).fetchone()
+                    lost, found = lost_searches(self._connection, info.run, held), totals(self._connection, info.run)
+            except Damage as damage:
+                lost, found = str(damage), None
+        if found is None:
+            # Reading searches one by one identifies the corrupt ones.
+            for _ in self.rows(info.run):
+                pass
+        if lost or found is None:
+            raise self._damaged([], lost)
+        return found
 
     def regraded(self, run: str | None = None) -> list[Regraded]:
         """Return the grades of one run and those of each of its gradings (`mas-gym regrade`), oldest first.
@@ -420,25 +423,6 @@ class Store:
         """
         info = self.find(run)
         return to_dataset(self.documents(info.run), info)
-
-
-def _outcomes(columns: Columns, planner: str, critic: str, seed: int) -> Iterable[Outcome]:
-    graded = zip(columns["correct"], columns["error"], strict=True)
-    found = {
-        **columns,
-        "planner": repeat(planner),
-        "critic": repeat(critic),
-        "seed": repeat(seed),
-        "problem_id": columns["problem"],
-        "correct": [None if correct is None else bool(correct) and error is None for correct, error in graded],
-        "tokens": columns["generated_tokens"],
-        # One document is parsed faster than many.
-        "anytime": [tuple(map(tuple, curve)) for curve in json.loads(f"[{','.join(columns['curve'])}]")],
-        "order_varied": repeat(False),
-        "usd": repeat(None),
-        "cut": [tokens > 0 for tokens in columns["dropped_tokens"]],
-    }
-    return map(Outcome._make, zip(*(found[name] for name in Outcome._fields), strict=False))
 
 
 def is_database(path: Path) -> bool:

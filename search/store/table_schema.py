@@ -91,6 +91,9 @@ ROW_TYPES = {
 
 ROW = tuple(ROW_TYPES)
 
+CHECKSUM = f"checksum({', '.join(ROW[:-1])})"
+"""The SQL expression of the checksum of a row of ``searches``."""
+
 
 class Damage(Exception):
     """A stored row is corrupt: it does not match its checksum, or cannot be read."""
