@@ -118,7 +118,7 @@ def methods(args: argparse.Namespace) -> dict[str, Method]:
 def train(row: Method, seed: int, args: argparse.Namespace) -> list[Point]:
     """Train the agents of a row and return its curve; existing rounds are not repeated."""
     folder = row.folder(args, seed)
-    claim_folder(folder, folder / "run.json", {**row._asdict(), "tokens": args.tokens, "rounds": args.rounds}, True)
+    claim_folder(folder, folder / "run.json", {**row._asdict(), "tokens": args.tokens, "rounds": args.rounds})
     curve = folder / "curve.json"
     points = [before(args)]
     if curve.exists():

@@ -52,6 +52,25 @@ def verdict(request: SamplingRequest, word: str) -> str:
     return line
 
 
+class WholeBatches:
+    """A session in which each step replies to all requests."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy, self.requests, self.pending = policy, {}, 0
+
+    def submit(self, key: object, request: SamplingRequest) -> None:
+        self.requests[key] = request
+        self.pending += len(request.seeds)
+
+    def step(self) -> list[tuple[object, Any]]:
+        done = list(zip(self.requests, self.policy.sample(list(self.requests.values())), strict=True))
+        self.requests, self.pending = {}, 0
+        return done
+
+    def close(self) -> None:
+        self.requests, self.pending = {}, 0
+
+
 def noise(*parts: object) -> float:
     """A number in [0, 1) that depends on its arguments alone."""
     digest = blake2b(repr(parts).encode(), digest_size=8).digest()

@@ -194,7 +194,7 @@ def test_scoring_siblings_encodes_only_their_newest_messages(folders: dict[str, 
         before = critic.counts.encoded
         children = [MODEL.transition(state, Action(f"Facts: has {i}.", MAS_RPSV.ALL)) for i in range(3)]
         critic.score(contexts(children))
-        newest = [critic._encoder.encode([(MAS_RPSV, child)])[0].parts[-1] for child in children]
+        newest = [critic._encoder.encode([(MAS_RPSV, child)])[0][-1] for child in children]
         if state.depth:
             assert critic.counts.encoded - before == sum(map(len, newest))
         state = children[1]
@@ -214,7 +214,7 @@ def test_overlong_state_is_truncated_and_counted(folders: dict[str, Path]) -> No
     long = chain(["Facts: " + "has 3, " * 90, "Plan: " + "start 3, " * 60, "Work: 3 + 4 = 7."])
     short = chain(["Facts: has 3."])
     [a, b] = critic.score(contexts([long, short]))
-    assert critic.counts.shortened == 1 and math.isfinite(a)
+    assert critic._encoder.shortened == 1 and math.isfinite(a)
     assert critic.score(contexts([short])) == [b]
 
 

@@ -14,7 +14,7 @@ import rewardmodels
 import search
 from mas_gym.errors import ConfigError, DataError
 from rewardmodels import LabeledTree, collect, load_critic, stored_trees
-from rewardmodels.data.question_digests import question_digest
+from rewardmodels.data.dataset import question_digest
 from rewardmodels.model.feature_critic import FEATURES, features_of
 from rewardmodels.model.training_questions import trained_questions
 from rewardmodels.training.train_feature_critic import train_features

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from search_worlds import WholeBatches
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.internal.identity import identity_of
@@ -33,7 +34,7 @@ from mas_gym.policies import (
     load_policy,
 )
 from mas_gym.policies.base import derive_seed, fitted
-from mas_gym.policies.batch_queue import BatchedPolicy, BatchSession, as_policy, sample_all
+from mas_gym.policies.batch_queue import BatchedPolicy, as_policy, sample_all
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem
@@ -377,7 +378,7 @@ class BareAsync:
 
 class BareStreaming(Bare):
     def open(self) -> Any:
-        return BatchSession(echo(), "echo", 64)
+        return WholeBatches(echo())
 
 
 class Derived(Policy):

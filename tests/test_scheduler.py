@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from search_worlds import HashCritic, by_problem, chain, comparable, problems, talk, talker
+from search_worlds import HashCritic, WholeBatches, by_problem, chain, comparable, problems, talk, talker
 
 import search
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, SearchError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
-from mas_gym.policies.batch_queue import BatchSession
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine import one_search
@@ -305,9 +304,9 @@ def test_engine_failure_ends_open_searches_and_later_ones_run(error: Exception) 
             return super().sample(requests)
 
         def open(self) -> Any:
-            return Session(self, self.name, self.max_batch)
+            return Session(self)
 
-    class Session(BatchSession):
+    class Session(WholeBatches):
         def close(self) -> None:
             if policy.broken:
                 raise RuntimeError("the engine cannot close either")

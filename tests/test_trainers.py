@@ -153,7 +153,7 @@ def test_verl_agent_loop_advantages_equal_the_credit(monkeypatch: pytest.MonkeyP
 
     class Server(LLMServerClient):
         async def generate(self, request_id: str, *, prompt_ids: Any, sampling_params: Any, **_: Any) -> TokenOutput:
-            decoder = Decoder(policy._model, 1, policy.end_tokens, policy.stats)
+            decoder = Decoder(policy._model, 1, policy.end_tokens)
             cap = sampling_params["max_tokens"]
             sampling = sampling_params["temperature"], sampling_params["top_p"]
             asked = SamplingRequest(

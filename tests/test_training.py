@@ -213,7 +213,7 @@ def test_forward_passes_contain_every_bundle_once_within_the_token_limit(
 
 def test_head_reads_the_same_position_as_transformers(base: Path) -> None:
     model, tokenizer = model_of(base)
-    states = [e.parts for e in Encoder(tokenizer, 512).encode([(MODEL.mas, chain(["a b", "c"][:n])) for n in (1, 2)])]
+    states = Encoder(tokenizer, 512).encode([(MODEL.mas, chain(["a b", "c"][:n])) for n in (1, 2)])
     batch = collate_plain(states, tokenizer.pad_token_id)
     with torch.no_grad():
         assert torch.allclose(logits_at(model, batch), model(**batch.inputs).logits[:, 0], atol=1e-6)
@@ -564,7 +564,7 @@ def test_lora_and_qlora_critics_score_the_same_after_reloading(
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
     plain.config.pad_token_id = critic._scorer.pad
     adapted = peft.PeftModel.from_pretrained(plain, done.folder / "adapter").eval()
-    batch = collate_plain([e.parts for e in critic._encoder.encode_parts(texts)], critic._scorer.pad)
+    batch = collate_plain(critic._encoder.encode_parts(texts), critic._scorer.pad)
     with torch.no_grad():
         beside = logits_at(adapted, batch).numpy()
     # A 4-bit backbone differs from the one it was made of; the adapter alone does not know by how much.

@@ -156,7 +156,7 @@ def calibrated(
 
 def _train(kind: str, head: str, options: Training) -> None:
     import rewardmodels
-    from rewardmodels.data.question_digests import for_training
+    from rewardmodels.data.dataset import for_training
     from rewardmodels.training.config import check_head
 
     check_head(kind, head)
@@ -187,7 +187,7 @@ def _train(kind: str, head: str, options: Training) -> None:
 
 
 def _train_features(kind: str, options: Training) -> None:
-    from rewardmodels.data.question_digests import for_training
+    from rewardmodels.data.dataset import for_training
     from rewardmodels.training.train_feature_critic import train_features
     from search import Recorded
     from search.store import recorded_states
@@ -256,9 +256,9 @@ def agents(
     say(f"{len(examples):,} examples: " + ", ".join(f"{agent} {number:,}" for agent, number in counts.items()))
     trained = train_agents(examples, out, method, base, device=device, log=say, **settings)
     if first:
-        for agent, weights in trained.weights.items():
+        for agent, folder in trained.folders.items():
             name = "" if agent == "*" else f"{agent}: "
-            stdout().print(f"{name}weights {weights[:12]} in {trained.folders[agent]}")
+            stdout().print(f"{name}weights {trained.metrics[agent]['weights'][:12]} in {folder}")
         stdout().print(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim")
 
 

@@ -23,7 +23,6 @@ class ArmsPolicy(CombinedPolicy):
         name: Each arm with its policy's name, such as ``"arms:small=tiny|large=openai:m"``.
         takes_extra_body: The fields that all policies support.
         independent_samples: False if it is False for any policy; True if it is True for all; else None.
-        meters: The meters of the policies, each named after its arm.
     """
 
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
@@ -50,9 +49,6 @@ class ArmsPolicy(CombinedPolicy):
         self.takes_extra_body = _common([policy.takes_extra_body for policy in policies.values()])
         independent = {policy.independent_samples for policy in policies.values()}
         self.independent_samples = False if False in independent else True if independent == {True} else None
-        self.meters = {
-            f"{arm}={name}": meter for arm, view in self._views.items() for name, meter in view.meters.items()
-        }
 
     def tags(self, agent: str) -> tuple[str, ...]:
         """Return the names of the arms, in the order in which they were given."""

@@ -346,7 +346,7 @@ class PolicyBase:
         meters: Calls, tokens and cost so far, by engine; empty for local models.
         made_for: The tasks and systems that the policy was trained for; None for a general-purpose policy.
         identical_to: For a wrapper that does not change samples, such as a cache: the wrapped policy. The wrapper has
-            the same identity and supports the same requests (see `stand_for`).
+            the same identity and supports the same requests (see `AsyncPolicy.stand_for`).
     """
 
     name: str = ClassName()  # type: ignore[assignment]
@@ -371,12 +371,6 @@ class PolicyBase:
         """Return the tags that an agent's requests may have, such as names of models; empty for one model."""
         tags: tuple[str, ...] = () if self.identical_to is None else self.identical_to.tags(agent)
         return tags
-
-    def stand_for(self, policy: PolicyBase) -> None:
-        """Set `identical_to`, and copy the attributes of the wrapped policy."""
-        self.identical_to = policy
-        self.name, self.made_for, self.meters = policy.name, policy.made_for, policy.meters
-        self.max_prompt_bytes = policy.max_prompt_bytes
 
 
 class Policy(PolicyBase, ABC):
@@ -441,11 +435,12 @@ class AsyncPolicy(PolicyBase, ABC):
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
 
-    def stand_for(self, policy: PolicyBase) -> None:
+    def stand_for(self, policy: AsyncPolicy) -> None:
         """Set `identical_to`, and copy the attributes of the wrapped policy."""
-        super().stand_for(policy)
-        if isinstance(policy, AsyncPolicy):
-            self.max_concurrency, self.local_batch = policy.max_concurrency, policy.local_batch
+        self.identical_to = policy
+        self.name, self.made_for, self.meters = policy.name, policy.made_for, policy.meters
+        self.max_prompt_bytes = policy.max_prompt_bytes
+        self.max_concurrency, self.local_batch = policy.max_concurrency, policy.local_batch
 
     async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
         """Return the log-probability that the reply begins with each word, if the policy `chooses`.
@@ -454,12 +449,6 @@ class AsyncPolicy(PolicyBase, ABC):
             PolicyError: The policy does not support this.
         """
         raise PolicyError(f"policy {self.name!r} provides no first-word log-probabilities; use a local model or vLLM")
-
-
-def refuse_extra_body(policy: PolicyBase, request: SamplingRequest) -> None:
-    """Raise `PolicyError` if a policy would drop a part of a request."""
-    if reason := _refusal(policy.serving(request.agent), request.agent, request.extra_body):
-        raise PolicyError(reason)
 
 
 Messages = tuple[ChatMessage, ...]
@@ -477,20 +466,19 @@ def fitted(policy: PolicyBase, agent: str, messages: Messages, extra_body: str) 
     if not extra_body or (serving := policy.serving(agent)).takes_extra_body is True:
         return messages, extra_body
     messages, extra_body = spoken(messages, extra_body)
-    if reason := _refusal(serving, agent, extra_body):
-        raise PolicyError(reason)
+    refuse_extra_body(serving, agent, extra_body)
     return messages, extra_body
 
 
-def _refusal(policy: PolicyBase, agent: str, extra_body: str) -> str:
-    """Return the parts of ``extra_body`` that a policy does not support, with the fix; empty if it supports all."""
+def refuse_extra_body(policy: PolicyBase, agent: str, extra_body: str) -> None:
+    """Raise `PolicyError` if a policy does not support a part of the further fields of an agent's request."""
     taken = policy.takes_extra_body
     some = taken if isinstance(taken, Set) else frozenset()
     if not extra_body or taken is True or not (left := sorted(json.loads(extra_body).keys() - some)):
-        return ""
+        return
     asked = ", ".join("tool calls in messages" if key == "messages" else key for key in left)
     also = f", {', '.join(sorted(some))}" if some else ""
-    return (
+    raise PolicyError(
         f"{asked}: expected none, because the policy {policy.name!r} of the agent {agent!r} takes only plain "
         f"chat messages{also}; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the "
         "request"

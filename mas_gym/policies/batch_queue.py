@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -155,39 +155,6 @@ class BatchedPolicy(_Adapted):
         return queue
 
 
-class BatchSession:
-    """A session over `Policy.sample` in which each step is one batch; see `mas_gym.policies.base.SamplingSession`."""
-
-    def __init__(self, policy: Policy, name: str, max_batch: int) -> None:
-        """Create an empty queue for batches of up to ``max_batch`` samples; ``name`` is shown in errors."""
-        self._policy, self._name, self._max_batch = policy, name, max_batch
-        self._waiting: deque[tuple[Hashable, SamplingRequest]] = deque()
-        self.pending = 0
-
-    def submit(self, key: Hashable, request: SamplingRequest) -> None:
-        """Queue a request."""
-        self._waiting.append((key, request))
-        self.pending += len(request.seeds)
-
-    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Process one batch of the oldest requests."""
-        keys: list[Hashable] = []
-        batch: list[SamplingRequest] = []
-        size = 0
-        while self._waiting and (not batch or size + len(self._waiting[0][1].seeds) <= self._max_batch):
-            key, request = self._waiting.popleft()
-            keys.append(key)
-            batch.append(request)
-            size += len(request.seeds)
-        self.pending -= size
-        return list(zip(keys, _outcomes(self._policy.sample, batch, self._name) if batch else [], strict=True))
-
-    def close(self) -> None:
-        """Discard all open requests."""
-        self._waiting.clear()
-        self.pending = 0
-
-
 def _outcomes(call: Callable[[Sequence[T]], Sequence[R]], batch: Sequence[T], name: str) -> list[R | PolicyError]:
     """Return the reply to every item of a batch, or its error."""
     try:
@@ -207,7 +174,8 @@ def _outcomes(call: Callable[[Sequence[T]], Sequence[R]], batch: Sequence[T], na
 class _Queue:
     """The requests of one event loop to a batch policy.
 
-    The session receives at most two batches of requests, one running and one queued; the rest can be cancelled.
+    The session of a `StreamingPolicy` receives at most two batches of requests, one running and one queued; the rest
+    can be cancelled.
 
     Attributes:
         requests: Sampling requests that wait, by the future of the reply.
@@ -216,6 +184,7 @@ class _Queue:
 
     def __init__(self, policy: Any, name: str, max_batch: int, lock: threading.Lock) -> None:
         self._policy, self._name, self._max_batch, self._lock = policy, name, max_batch, lock
+        self._streams = has_method(policy, "open")
         self.requests: OrderedDict[asyncio.Future[Any], SamplingRequest] = OrderedDict()
         self.prompts: OrderedDict[asyncio.Future[Any], Choosing] = OrderedDict()
         self._running: set[asyncio.Future[Any]] = set()
@@ -276,19 +245,22 @@ class _Queue:
         return chosen
 
     def _fresh(self) -> dict[asyncio.Future[Any], SamplingRequest]:
-        """Take the oldest waiting requests that the session has room for."""
-        room = 2 * self._max_batch - (0 if self._session is None else self._session.pending)
+        """Take the oldest waiting requests: one batch, or those that the session has room for."""
+        room = 2 * self._max_batch if self._streams else self._max_batch
+        room -= 0 if self._session is None else self._session.pending
         fresh: dict[asyncio.Future[Any], SamplingRequest] = {}
         while self.requests and room > 0:
-            future, request = self.requests.popitem(last=False)
-            fresh[future] = request
+            future, request = next(iter(self.requests.items()))
             room -= len(request.seeds)
+            if room < 0 and fresh and not self._streams:
+                break
+            fresh[future] = self.requests.pop(future)
         return fresh
 
     def _work(
         self, chosen: dict[asyncio.Future[Any], Choosing], fresh: dict[asyncio.Future[Any], SamplingRequest]
     ) -> list[tuple[Any, Any]]:
-        """Do one step of the session and return the futures with their outcomes."""
+        """Process a batch, or do one step of the session; return the futures with their outcomes."""
         done: list[tuple[Any, Any]] = []
         with self._lock:
             if chosen:
@@ -296,10 +268,10 @@ class _Queue:
                 call = partial(self._policy.choose, words=words)
                 prompts = [messages for messages, _ in chosen.values()]
                 done += zip(chosen, _outcomes(call, prompts, self._name), strict=True)
-            if fresh and self._session is None:
-                policy = self._policy
-                streams = has_method(policy, "open")
-                self._session = policy.open() if streams else BatchSession(policy, self._name, self._max_batch)
+            if fresh and not self._streams:
+                done += zip(fresh, _outcomes(self._policy.sample, list(fresh.values()), self._name), strict=True)
+            elif fresh and self._session is None:
+                self._session = self._policy.open()
             if self._session is not None:
                 for future, request in fresh.items():
                     self._session.submit(future, request)

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mas_gym.errors import DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
@@ -70,16 +70,6 @@ class _Entry(NamedTuple):
     dropped_tokens: int
 
 
-class _Table(Protocol):
-    """Stored samples, indexed by request and seed."""
-
-    def find(self, request: SamplingRequest) -> list[_Entry | None]:
-        """Return the stored entry for each seed of a request, or None."""
-
-    def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
-        """Store one entry for each seed of a request; existing entries are kept."""
-
-
 class _Lookup(NamedTuple):
     """The stored samples of a request, and a request for the missing ones."""
 
@@ -87,14 +77,17 @@ class _Lookup(NamedTuple):
     missing: SamplingRequest | None
 
 
-def _look_up(table: _Table, request: SamplingRequest) -> _Lookup:
+def _look_up(table: _SampleFile | _ResponseCache, request: SamplingRequest) -> _Lookup:
     found = table.find(request)
     seeds = tuple(seed for seed, entry in zip(request.seeds, found, strict=True) if entry is None)
     return _Lookup(found, replace(request, seeds=seeds) if seeds else None)
 
 
 def _complete(
-    table: _Table, lookup: _Lookup, reply: SamplingReply | None = None, one_by_one: bool = False
+    table: _SampleFile | _ResponseCache,
+    lookup: _Lookup,
+    reply: SamplingReply | None = None,
+    one_by_one: bool = False,
 ) -> SamplingReply:
     """Store the inner policy's reply to a lookup's missing samples, and return the reply to the whole request.
 
@@ -196,6 +189,7 @@ class RecordingPolicy(AsyncPolicy):
         self.stand_for(self.policy)
         self.file = Path(file)
         records: dict[str, _Entry] = {}
+        intact = 0
         if self.file.exists() and self.file.stat().st_size:
             recorded, records, intact = _read(self.file)
             if recorded != self.name:
@@ -204,9 +198,8 @@ class RecordingPolicy(AsyncPolicy):
                 )
             with self.file.open("rb+") as stream:
                 stream.truncate(intact)
-            self._table = _SampleFile(self.file, records)
-        else:
-            self._table = _SampleFile(self.file, records)
+        self._table = _SampleFile(self.file, records)
+        if not intact:
             self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": self.name}])
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
@@ -222,9 +215,6 @@ class CachedPolicy(AsyncPolicy):
     Two policies share samples if their identities are equal (`mas_gym.internal.identity`).
 
     Attributes:
-        name: The inner policy's name.
-        max_concurrency: The inner policy's preferred number of open requests.
-        identical_to: The inner policy.
         meters: The inner policy's meters; samples from the cache cost nothing.
         hits: Samples found in the cache.
         misses: Samples requested from the inner policy.

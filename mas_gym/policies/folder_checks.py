@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mas_gym.errors import ConfigError, DataError, is_number, shown
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.whole_files import finish_replacing
 from mas_gym.policies.model_files import SUFFIXES
 
@@ -58,7 +58,7 @@ def check_model(model: str | Path) -> None:
         _check_tokenizer(tokenizer.parent, _read(model, _TOKENIZER))
 
 
-def _check_config(model: str | Path, config: dict[str, Any]) -> None:
+def _check_config(model: str | Path, config: JSONObject) -> None:
     for part in _parts(config):
         for key, known in {"attn_implementation": _ATTENTION, "experts_implementation": _EXPERTS}.items():
             # Other names are kernels on the hub: code that would run.
@@ -77,7 +77,7 @@ def _check_config(model: str | Path, config: dict[str, Any]) -> None:
             )
 
 
-def _check_tokenizer(folder: Path, config: dict[str, Any]) -> None:
+def _check_tokenizer(folder: Path, config: JSONObject) -> None:
     longest = config.get("model_max_length")
     if longest is not None and not is_number(longest):
         raise ConfigError(
@@ -105,7 +105,7 @@ def _is_weights(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and not set(name) & set("/\\:\0")
 
 
-def _parts(config: object) -> Iterator[dict[str, Any]]:
+def _parts(config: object) -> Iterator[JSONObject]:
     left = [config]
     while left:
         one = left.pop()
@@ -116,10 +116,8 @@ def _parts(config: object) -> Iterator[dict[str, Any]]:
             left += one
 
 
-def _read(model: str | Path, name: str) -> dict[str, Any]:
-    path = _find(model, name)
-    if path is None:
-        return {}
+def read_object(path: Path) -> JSONObject:
+    """Return the JSON object in a file of a model's folder. Raises `DataError`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -127,6 +125,11 @@ def _read(model: str | Path, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"expected a JSON object in {path}, got {shown(found)}; {_REMEDY}")
     return found
+
+
+def _read(model: str | Path, name: str) -> JSONObject:
+    path = _find(model, name)
+    return {} if path is None else read_object(path)
 
 
 def _find(model: str | Path, name: str) -> Path | None:

@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
-from mas_gym.errors import ConfigError, PolicyError, need, whole_number
+from mas_gym.errors import PolicyError, need, whole_number
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.plugins import build
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
 from mas_gym.policies.retries import StatusError
@@ -123,11 +122,3 @@ class GGUFPolicy(OpenAIPolicy):
         if "error" in reply:
             raise StatusError(int(reply["error"].get("code", 500)), {}, raw)
         return raw
-
-
-def load_gguf(argument: str, **options: object) -> GGUFPolicy:
-    """Load ``"FILE.gguf"`` for `mas_gym.policies.load_policy`."""
-    if not argument:
-        raise ConfigError("expected 'gguf:FILE', got no file")
-    policy: GGUFPolicy = build("policy 'gguf'", GGUFPolicy, argument, **options)
-    return policy

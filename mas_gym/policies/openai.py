@@ -33,7 +33,7 @@ from mas_gym.errors import (
     shown_url,
     whole_number,
 )
-from mas_gym.internal.event_loop import engine_loop, on_engine_loop, together
+from mas_gym.internal.event_loop import from_thread, on_engine_loop, together
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import build
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mas_gym.policies")
 
 _WRONG_COUNTS_BEFORE_SINGLES = 3
-_EMPTIES_TO_BELIEVE = 2
 # The maximum that OpenAI and vLLM allow, and the maximum of other servers.
 _LISTED, _FEWER_LISTED = 20, 5
 _CHANGES = 16
@@ -201,7 +200,6 @@ class OpenAIPolicy(AsyncPolicy):
         self.meter = Meter(price if isinstance(price, Price) else None)
         self.meters = {self.name: self.meter}
         self.notes: list[str] = []
-        self._noted: set[str] = set()
         self._refused: set[str] = set()
         self._listed = _LISTED
         self._count = _counter(self.options.tokenizer)
@@ -225,7 +223,7 @@ class OpenAIPolicy(AsyncPolicy):
         """
         with self._describing:
             if self._served is None:
-                self._served = asyncio.run_coroutine_threadsafe(self._describe(), engine_loop()).result()
+                self._served = from_thread(self._describe())
         chosen = self.options
         return {
             "model": self.model,
@@ -266,28 +264,21 @@ class OpenAIPolicy(AsyncPolicy):
         return Choice(tuple(log_sum(values) for values in known), reply.prompt_tokens, reply.generated_tokens)
 
     async def _answer(self, request: SamplingRequest) -> SamplingReply:
+        replies = None
         if self.options.choices == "n" and len(request.seeds) > 1 and "n" not in self._refused:
-            replies = await self._together(request)
-        else:
-            replies = await self._one_by_one(request)
+            try:
+                replies = [await self._call(request, request.seeds)]
+            except _NoManyChoicesError:
+                self._refuse("n", "it returns only one choice per call: samples are requested one by one")
+        replies = replies or await together(self._call(request, (seed,)) for seed in request.seeds)
         samples = tuple(sample for reply, _ in replies for sample in reply.samples)
         counts = ((one.prompt_tokens, min(one.cached_tokens, one.prompt_tokens), lost) for one, lost in replies)
         return SamplingReply(samples, *map(sum, zip(*counts, strict=True)))
 
-    async def _together(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
-        try:
-            return [await self._call(request, request.seeds)]
-        except _NoManyChoicesError:
-            self._refuse("n", "it returns only one choice per call: samples are requested one by one")
-            return await self._one_by_one(request)
-
-    async def _one_by_one(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
-        return await together(self._call(request, (seed,)) for seed in request.seeds)
-
     async def _call(self, request: SamplingRequest, seeds: tuple[int, ...], top: bool = False) -> tuple[WireReply, int]:
         """Return a usable reply, after retries and adaptations if needed, and the prompt tokens that were cut."""
         tries = Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
-        changes, kept, empties = 0, 1.0, 0
+        changes, kept, empty = 0, 1.0, False
         while True:
             tried_with, listed = frozenset(self._refused), self._listed if top else 0
             try:
@@ -298,10 +289,10 @@ class OpenAIPolicy(AsyncPolicy):
                     raise
             else:
                 said = all(sample.text or sample.finish_reason == "length" for sample in reply.samples)
-                if top or said or empties + 1 >= _EMPTIES_TO_BELIEVE:
+                if top or said or empty:
                     return reply, self._dropped(reply, kept)
                 # The model may generate an empty message: two in a row are accepted.
-                empties += 1
+                empty = True
                 self.meter.faults["empty text"] += 1
                 continue
             if changes < _CHANGES:
@@ -394,7 +385,7 @@ class OpenAIPolicy(AsyncPolicy):
         raw = await self._exchange("POST", url, body)
         reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced, self._count)
         if not reply.counted and any(sample.text for sample in reply.samples):
-            self._note("usage", _UNCOUNTED if self._count is None else _ESTIMATED)
+            self._note(_UNCOUNTED if self._count is None else _ESTIMATED)
             if self._count is not None:
                 self.meter.estimated = True
                 prompt = self._count("\n\n".join(message.content for message in request.messages))
@@ -403,7 +394,7 @@ class OpenAIPolicy(AsyncPolicy):
         if not reply.reasoned and any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")
         if reply.reasoned and not top:
-            self._note("reasoning", "some replies are only reasoning, which is no message; raise --max-tokens")
+            self._note("some replies are only reasoning, which is no message; raise --max-tokens")
         if want and any(sample.logprob is None for sample in reply.samples):
             self._refuse("logprobs", "it returns no log-probabilities: policy likelihood is not available")
         self.meter.calls += 1
@@ -496,14 +487,13 @@ class OpenAIPolicy(AsyncPolicy):
 
     def _refuse(self, name: str, note: str) -> None:
         self._refused.add(name)
-        self._note(name, note)
+        self._note(note)
 
-    def _note(self, name: str, note: str) -> None:
+    def _note(self, note: str) -> None:
         """Report a limit of the server, once."""
-        if name not in self._noted:
-            self._noted.add(name)
-            self.notes.append(f"{self.name}: {note}")
-            logger.warning("%s: %s", self.name, note)
+        if (line := f"{self.name}: {note}") not in self.notes:
+            self.notes.append(line)
+            logger.warning("%s", line)
 
     def _pause(self, fault: Fault, tries: Tries) -> float:
         """Return the seconds to wait before the next attempt; raise if no further attempt is allowed."""
@@ -584,6 +574,16 @@ def load_openai(argument: str, **options: object) -> OpenAIPolicy:
     """Load ``"MODEL@URL"`` for `mas_gym.policies.load_policy`; options are those of `OpenAIOptions`."""
     model, url = split_address(argument)
     return OpenAIPolicy(model, url, build("policy 'openai'", OpenAIOptions, **options))
+
+
+def load_ollama(argument: str, **options: object) -> OpenAIPolicy:
+    """Load ``"NAME"``, a model that Ollama serves on this machine; options are those of `OpenAIOptions`."""
+    return load_openai(f"{argument}@http://127.0.0.1:11434/v1", **options)
+
+
+def load_lmstudio(argument: str, **options: object) -> OpenAIPolicy:
+    """Load ``"NAME"``, a model that LM Studio serves on this machine; options are those of `OpenAIOptions`."""
+    return load_openai(f"{argument}@http://127.0.0.1:1234/v1", **options)
 
 
 def _without_login(url: str) -> str:

@@ -110,13 +110,7 @@ def payload(
 ) -> JSONObject:
     """Return the body that requests ``len(seeds)`` samples, seeded with the first seed.
 
-    Args:
-        request: The request.
-        seeds: One per sample.
-        model: The model's name on the server.
-        api: The endpoint.
-        logprobs: Whether to request log-probabilities of the generated tokens.
-        top: Number of most likely tokens whose log-probabilities are also requested.
+    ``top`` is the number of most likely tokens whose log-probabilities are also requested.
     """
     body: JSONObject = {
         "model": model,

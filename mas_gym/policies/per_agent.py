@@ -16,6 +16,7 @@ class CombinedPolicy(AsyncPolicy):
     Attributes:
         max_concurrency: The sum over the policies.
         max_prompt_bytes: The minimum over the policies.
+        meters: The meters of the policies, each named after the first name of its policy.
         policies: As passed in; several names may share a policy.
     """
 
@@ -26,6 +27,8 @@ class CombinedPolicy(AsyncPolicy):
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
         bounds = (view.max_prompt_bytes for view in views.values())
         self.max_prompt_bytes = min((bound for bound in bounds if bound is not None), default=None)
+        first = {id(view): name for name, view in reversed(self._views.items())}
+        self.meters = {f"{first[id(v)]}={name}": meter for v in views.values() for name, meter in v.meters.items()}
 
     def identity(self) -> dict[str, Policy | AsyncPolicy]:
         """Return the policies by name; each contributes its identity."""
@@ -37,7 +40,6 @@ class PerAgentPolicy(CombinedPolicy):
 
     Attributes:
         name: Each agent with its policy's name.
-        meters: The meters of the policies, each named after the first agent that uses it.
     """
 
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
@@ -53,10 +55,6 @@ class PerAgentPolicy(CombinedPolicy):
             raise ConfigError("expected a policy for at least one agent, got none; name agents, or '*' for all agents")
         super().__init__(policies)
         self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._views.items())
-        first = {id(view): agent for agent, view in reversed(self._views.items())}
-        self.meters = {
-            f"{first[id(view)]}={name}": meter for view in self._views.values() for name, meter in view.meters.items()
-        }
 
     def serving(self, agent: str) -> PolicyBase:
         """Return the policy for an agent's requests. Raises `PolicyError` if there is none."""

@@ -11,15 +11,7 @@ def reserved_tokens(window: int, max_new_tokens: int) -> int:
 
 
 def too_long(where: str, prompt: int | None, window: int | None, reserved: int, said: str = "") -> PromptTooLongError:
-    """Return the error for a prompt that does not fit.
-
-    Args:
-        where: The engine.
-        prompt: Tokens of the prompt; None if unknown.
-        window: Tokens of the context window; None if unknown.
-        reserved: Tokens of the window that are reserved for the reply.
-        said: The engine's own message, if there is one.
-    """
+    """Return the error for a prompt that does not fit the window of an engine, in tokens; ``said`` is its message."""
     fits = "a prompt that is not too long for the context window"
     if window is not None:
         fits = f"a prompt of at most {window - reserved:,} tokens (window {window:,}, {reserved:,} for the reply)"

@@ -41,16 +41,7 @@ def after_reasoning(text: str) -> str:
 
 
 def check_first_token(policy: str, words: Sequence[str], token: str) -> None:
-    """Check that a reply that should begin with one of some words does not begin with reasoning.
-
-    Args:
-        policy: The policy's name.
-        words: The words.
-        token: The most likely first token.
-
-    Raises:
-        PolicyError: The token opens reasoning.
-    """
+    """Raise `PolicyError` if the most likely first token of a reply opens reasoning instead of one of the words."""
     if token.strip() in OPENINGS:
         raise PolicyError(
             f"{policy}: expected a reply that begins with {' or '.join(words)}, got reasoning; use mode=share, or turn "

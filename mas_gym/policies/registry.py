@@ -21,17 +21,17 @@ POLICIES = Registry(
     {
         "tiny": "mas_gym.policies.registry:_tiny",
         "transformers": "mas_gym.policies.registry:_transformers",
-        "recorded": "mas_gym.policies.registry:_recorded",
+        "recorded": "mas_gym.policies.cache:RecordedPolicy",
         "openai": "mas_gym.policies.openai:load_openai",
-        "vllm": "mas_gym.policies.vllm:load_vllm",
-        "gguf": "mas_gym.policies.gguf:load_gguf",
-        "ollama": "mas_gym.policies.local_servers:load_ollama",
-        "lmstudio": "mas_gym.policies.local_servers:load_lmstudio",
+        "vllm": "mas_gym.policies.vllm:VLLMPolicy",
+        "gguf": "mas_gym.policies.gguf:GGUFPolicy",
+        "ollama": "mas_gym.policies.openai:load_ollama",
+        "lmstudio": "mas_gym.policies.openai:load_lmstudio",
         "arms": "mas_gym.policies.registry:_arms",
     },
     settings=False,
 )
-"""Names of policies; an entry point names a loader ``(argument, **options) -> policy``."""
+"""Names of policies; an entry point names a class or loader ``(argument, **options) -> policy``."""
 
 _CLASSES = Registry(
     "policy",
@@ -39,15 +39,14 @@ _CLASSES = Registry(
     {
         "tiny": "mas_gym.policies.local.transformers:TransformersPolicy",
         "transformers": "mas_gym.policies.local.transformers:TransformersPolicy",
-        "recorded": "mas_gym.policies.cache:RecordedPolicy",
         "openai": "mas_gym.policies.openai:OpenAIOptions",
-        "vllm": "mas_gym.policies.vllm:VLLMPolicy",
-        "gguf": "mas_gym.policies.gguf:GGUFPolicy",
         "ollama": "mas_gym.policies.openai:OpenAIOptions",
         "lmstudio": "mas_gym.policies.openai:OpenAIOptions",
     },
 )
 """Callables with a policy's options as parameters, for policies with a loader that lacks them."""
+
+_ARGUMENTS = {"transformers": "PATH-OR-ID", "vllm": "PATH-OR-ID", "gguf": "FILE", "recorded": "FILE"}
 
 
 def load_policy(spec: PolicySpec, **options: object) -> AsyncPolicy:
@@ -76,14 +75,24 @@ def load_policy(spec: PolicySpec, **options: object) -> AsyncPolicy:
         PolicyError: The model or file cannot be loaded.
     """
     if isinstance(spec, str) and spec.startswith("{"):
-        spec = _written_mapping(spec)
+        read = yaml_value(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
+        if not _is_mapping(read):
+            raise ConfigError(
+                f"expected a mapping from agents' names to policy strings or to mappings of arms, got {shown(spec)}"
+            )
+        spec = read
     if isinstance(spec, Mapping):
-        return _per_agent(spec, options)
+        from mas_gym.policies.per_agent import PerAgentPolicy
+
+        load = _loader(options)
+        return PerAgentPolicy({agent: _combined(policy, load) for agent, policy in spec.items()})
     if spec.strip().startswith(ARMS):
         return _arms(spec, **options)
     if spec.partition("#")[0].lower().endswith(".gguf") and not spec.startswith("gguf:"):
         spec = f"gguf:{spec}"
     parsed = POLICIES.parse(spec)
+    if not parsed.argument and parsed.name in _ARGUMENTS and not parsed.file:
+        raise ConfigError(f"expected {parsed.name}:{_ARGUMENTS[parsed.name]}, got {spec!r}")
     args, written = POLICIES.arguments(parsed)
     options = {**written, **options}
     cache = options.pop("cache", None)
@@ -102,15 +111,12 @@ def known_policies() -> list[str]:
 
 def policy_makers() -> dict[str, Callable[..., object]]:
     """Return, by policy name, the callable whose signature lists the policy's options: its class, else its loader."""
-    return {name: _class_of(name) for name in known_policies()}
-
-
-def _class_of(name: str) -> Callable[..., object]:
-    spec = Spec(name)
-    try:
-        found: Callable[..., object] = (_CLASSES if name in _CLASSES.shipped else POLICIES).find(spec)
-    except MissingDependencyError:
-        found = POLICIES.find(spec)
+    found: dict[str, Callable[..., object]] = {}
+    for name in known_policies():
+        try:
+            found[name] = (_CLASSES if name in _CLASSES.shipped else POLICIES).find(Spec(name))
+        except MissingDependencyError:
+            found[name] = POLICIES.find(Spec(name))
     return found
 
 
@@ -124,33 +130,16 @@ def local_module() -> ModuleType:
         ) from error
 
 
-def _written_mapping(spec: str) -> Mapping[str, str | Mapping[str, str]]:
-    read = yaml_value(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
-    if not _is_mapping(read, lambda policy: isinstance(policy, str) or _is_mapping(policy)):
-        raise ConfigError(
-            f"expected a mapping from agents' names to policy strings or to mappings of arms, got {shown(spec)}"
-        )
-    return read
-
-
-def _is_mapping(
-    read: object, fits: Callable[[object], bool] = lambda policy: isinstance(policy, str)
-) -> TypeGuard[Mapping[str, str | Mapping[str, str]]]:
-    return isinstance(read, dict) and all(isinstance(name, str) and fits(policy) for name, policy in read.items())
-
-
-def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy | Arms], options: Mapping[str, object]) -> AsyncPolicy:
-    from mas_gym.policies.per_agent import PerAgentPolicy
-
-    load = _loader(options)
-    return PerAgentPolicy({agent: _combined(spec, load) for agent, spec in specs.items()})
+def _is_mapping(read: object, of_arms: bool = False) -> TypeGuard[Mapping[str, str | Mapping[str, str]]]:
+    return isinstance(read, dict) and all(
+        isinstance(name, str) and (isinstance(policy, str) or (not of_arms and _is_mapping(policy, of_arms=True)))
+        for name, policy in read.items()
+    )
 
 
 def _arms(spec: str, **options: object) -> AsyncPolicy:
     """Several models, such as arms:small=tiny,large=transformers:DIR, among which planners choose."""
-    from mas_gym.policies.arms_policy import read_arms
-
-    return _combined(read_arms(spec), _loader(options))
+    return _combined(spec, _loader(options))
 
 
 Load = Callable[[str | Policy | AsyncPolicy], AsyncPolicy]
@@ -215,16 +204,5 @@ def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | No
 
 
 def _transformers(argument: str, **options: object) -> Policy:
-    if not argument:
-        raise ConfigError("expected 'transformers:PATH-OR-ID', got no path or id")
     policy: Policy = build("policy 'transformers'", local_module().TransformersPolicy, argument, **options)
-    return policy
-
-
-def _recorded(argument: str, **options: object) -> Policy:
-    from mas_gym.policies.cache import RecordedPolicy
-
-    if not argument:
-        raise ConfigError("expected 'recorded:FILE', got no file")
-    policy: Policy = build("policy 'recorded'", RecordedPolicy, argument, **options)
     return policy

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from mas_gym.internal.text import one_line
 from mas_gym.policies.openai_format import BadReply
-from mas_gym.policies.server_errors import ServerError, first_line, read_error
+from mas_gym.policies.server_errors import ServerError, read_error
 
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
 
@@ -76,10 +77,10 @@ def fault_of(error: BaseException) -> Fault | None:
     if isinstance(error, TimeoutError) or (ours and "Timeout" in kind):
         return Fault("timeout", "no response before the timeout")
     if ours and kind == "DecodingError":
-        return Fault("bad reply", f"the reply is unusable: {first_line(str(error))}")
+        return Fault("bad reply", f"the reply is unusable: {one_line(error)}")
     if ours:
         # A refused connection means that the server is down; a later reset may affect only this request.
-        reason = f"the connection failed ({kind}: {first_line(str(error))})"
+        reason = f"the connection failed ({kind}: {one_line(error)})"
         return Fault("connection" if kind == "ConnectError" else "reset", reason)
     return None
 
@@ -89,7 +90,7 @@ def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault
     text = f"HTTP {status}: {error.message}"
     wait = retry_after(headers)
     if 300 <= status < 400:
-        goal = first_line(headers.get("location", ""))
+        goal = one_line(headers.get("location", ""))
         return Fault("refused", f"HTTP {status}, a redirect to {goal!r}", None, status)
     if error.meaning == "too long":
         return Fault("too long", text, None, status, error)

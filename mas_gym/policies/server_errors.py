@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.text import one_line
 from mas_gym.policies.base import MOST_TOKENS
 
 Meaning = Literal["", "too long", "token limit", "parameter", "system role", "quota"]
 
-_REASON_CHARS = 500
 _READ_CHARS = 4000
 _DEPTH = 3
 
@@ -238,11 +238,6 @@ def read_error(status: int, body: bytes) -> ServerError:
     return error._replace(meaning="quota") if status == 402 else error
 
 
-def first_line(text: str) -> str:
-    """Return the beginning of a server's text as one line without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
-
-
 def _json(text: str) -> object:
     try:
         found: object = json.loads(text)
@@ -255,10 +250,10 @@ def _read(found: object, text: str, depth: int = 0) -> ServerError:
     # Gemini's body is a list with one object.
     body = found[0] if isinstance(found, list) and len(found) == 1 else found
     if not isinstance(body, dict):
-        return ServerError(first_line(text), *_stated(text))
+        return ServerError(one_line(text), *_stated(text))
     error = body["error"] if isinstance(body.get("error"), dict) else body
     message = next((said for key in ("message", "error") if isinstance(said := error.get(key), str)), "")
-    read = ServerError(first_line(message or text), *_stated(message))
+    read = ServerError(one_line(message or text), *_stated(message))
     if depth < _DEPTH and not read.meaning and (inner := _upstream(message)):
         read = _read(_json(inner), inner, depth + 1)._replace(message=read.message)
     return _structured(error, read)

@@ -18,14 +18,7 @@ from mas_gym.systems.prompts import ChatMessage
 class SharedSamples(AsyncPolicy):
     """Remembers the replies of a policy in memory; a repeated reply has the same costs as the first one.
 
-    Args:
-        policy: The policy.
-
-    Attributes:
-        name: The inner policy's name.
-        max_concurrency: The inner policy's maximum number of open requests.
-        independent_samples: As for the inner policy; if True, single samples are shared, else whole replies.
-        identical_to: The inner policy.
+    Single samples are shared if they are independent, else whole replies.
     """
 
     def __init__(self, policy: AsyncPolicy) -> None:

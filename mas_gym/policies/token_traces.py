@@ -17,10 +17,8 @@ import json
 import os
 import uuid
 import weakref
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,10 +60,6 @@ def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> AsyncPolicy:
     return _TracedPolicy(as_policy(policy), Path(folder))
 
 
-def _samples(request: SamplingRequest, reply: SamplingReply) -> list[tuple[int, Sample]]:
-    return list(zip(request.seeds, reply.samples, strict=True))
-
-
 class _Log:
     """Writes traces to a stream, which is opened for the first trace."""
 
@@ -75,8 +69,8 @@ class _Log:
         self._stem: Path | None = None
         self._stream: tuple[pa.OSFile, pa.RecordBatchStreamWriter] | None = None
 
-    def add(self, answered: Sequence[tuple[SamplingRequest, SamplingReply]]) -> None:
-        """Write the traces of replies.
+    def add(self, request: SamplingRequest, reply: SamplingReply) -> None:
+        """Write the traces of a reply.
 
         Raises:
             PolicyError: A sample has no trace.
@@ -86,7 +80,8 @@ class _Log:
 
         # The identity may require a server request, so it is determined at the first reply.
         self._digest = self._digest or digest_of(identity_of(self._policy))
-        rows = [self._row(request, *one) for request, reply in answered for one in _samples(request, reply)]
+        samples = zip(request.seeds, reply.samples, strict=True)
+        rows = [self._row(request, seed, sample) for seed, sample in samples]
         try:
             if self._stream is None:
                 self._stream = self._open()
@@ -177,34 +172,18 @@ class _TracedPolicy(AsyncPolicy):
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         reply = await self.policy.sample_async(replace(request, traced=True))
-        write = partial(self._log.add, [(request, reply)])
-        await asyncio.get_running_loop().run_in_executor(self._thread, write)
-        return _plain(reply)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._log.add, request, reply)
+        return reply._replace(samples=tuple(sample._replace(trace=None) for sample in reply.samples))
 
     def close(self) -> None:
         self._thread.submit(self._log.close).result()
 
 
-def _plain(reply: SamplingReply) -> SamplingReply:
-    return reply._replace(samples=tuple(sample._replace(trace=None) for sample in reply.samples))
-
-
 class Traced(NamedTuple):
-    """A stored trace with its agent, policy and sampling parameters.
-
-    Attributes:
-        trace: The tokens.
-        agent: Name of the agent.
-        policy: Digest of the policy's identity.
-        temperature: Softmax temperature.
-        top_p: Nucleus mass.
-    """
+    """A stored trace, and the name of its agent."""
 
     trace: TokenTrace
     agent: str
-    policy: str
-    temperature: float
-    top_p: float
 
 
 class Traces:
@@ -259,9 +238,9 @@ class Traces:
     def __getitem__(self, row: int) -> Traced:
         if not 0 <= row < len(self):
             raise IndexError(row)
-        found = {name: self.table[name][row].as_py() for name in self.table.column_names}
-        tokens = (tuple(found[name]) for name in ("prompt_ids", "completion_ids", "logprobs"))
-        return Traced(TokenTrace(*tokens), *(found[name] for name in ("agent", "policy", "temperature", "top_p")))
+        columns = ("prompt_ids", "completion_ids", "logprobs", "agent")
+        *tokens, agent = (self.table[name][row].as_py() for name in columns)
+        return Traced(TokenTrace(*map(tuple, tokens)), agent)
 
 
 def _read_stream(file: Path) -> pa.Table:

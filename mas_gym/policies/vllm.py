@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError, shown
-from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop, together
+from mas_gym.internal.event_loop import close_at_exit, from_thread, on_engine_loop, together
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.plugins import build
 from mas_gym.policies.base import (
     AsyncPolicy,
     Certainty,
@@ -39,6 +38,7 @@ from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 
 if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -113,7 +113,7 @@ class VLLMEngine:
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(model=self.model, **arguments))
         except Exception as error:
-            raise PolicyError(
+            raise EngineUnavailableError(
                 f"expected vLLM to start with the model {self.model!r} and {arguments}, got {type(error).__name__}: "
                 f"{error}; see vLLM's log above for the cause"
             ) from error
@@ -127,7 +127,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Stop the engine and free its memory; the next request starts it again."""
-        asyncio.run_coroutine_threadsafe(self._shut_down(), engine_loop()).result()
+        from_thread(self._shut_down())
 
     async def _shut_down(self) -> None:
         llm, self._llm, self._starting = self._llm, None, None
@@ -311,19 +311,16 @@ class VLLMPolicy(AsyncPolicy):
 
     async def _choose(self, request: SamplingRequest, words: Sequence[str]) -> Choice:
         from vllm import SamplingParams
-        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        llm = await self._llm()
+        llm = await self._engine.llm()
         prompt = self._prompt(llm, request)
         assert self._format is not None
         tokenizer = self._format.tokenizer
         ids = first_tokens(words, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
         params = SamplingParams(max_tokens=1, logprobs=20, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-        lora = None if self._lora is None else self._engine.lora_request(self._lora)
         try:
-            stream = llm.generate(tokens_input(prompt.ids), params, f"mas-gym-{next(_numbers)}", lora_request=lora)
-            *_, final = [reply async for reply in stream]
+            final = await self._generated(llm, prompt, params)
         except Exception as error:
             raise self._explained(error) from error
         listed = final.outputs[0].logprobs[0]
@@ -337,14 +334,8 @@ class VLLMPolicy(AsyncPolicy):
         """Stop the engine; the next request of any policy that shares it starts it again."""
         self._engine.close()
 
-    async def _llm(self) -> AsyncLLM:
-        try:
-            return await self._engine.llm()
-        except PolicyError as error:
-            raise EngineUnavailableError(str(error)) from error
-
     async def _answer(self, request: SamplingRequest) -> SamplingReply:
-        llm = await self._llm()
+        llm = await self._engine.llm()
         prompt = self._prompt(llm, request)
         try:
             found = await together(self._one(llm, prompt, request, seed) for seed in request.seeds)
@@ -356,13 +347,20 @@ class VLLMPolicy(AsyncPolicy):
         if self._format is None:
             window = llm.model_config.max_model_len
             self._format = ChatFormat(llm.get_tokenizer(), window, self._chat_options, self._truncate)
-        refuse_extra_body(self, request)
+        refuse_extra_body(self, request.agent, request.extra_body)
         return self._format.encode(request.messages, request.max_new_tokens)
+
+    async def _generated(self, llm: AsyncLLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        from vllm.inputs import tokens_input
+
+        lora = None if self._lora is None else self._engine.lora_request(self._lora)
+        stream = llm.generate(tokens_input(prompt.ids), params, f"mas-gym-{next(_numbers)}", lora_request=lora)
+        *_, final = [reply async for reply in stream]
+        return final
 
     async def _one(self, llm: AsyncLLM, prompt: Prompt, request: SamplingRequest, seed: int) -> tuple[Sample, int]:
         """Return one sample and the number of its cached prompt tokens."""
         from vllm import SamplingParams
-        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         more = asked_parameters(request.extra_body)
@@ -377,9 +375,7 @@ class VLLMPolicy(AsyncPolicy):
             output_kind=RequestOutputKind.FINAL_ONLY,
             **more,
         )
-        lora = None if self._lora is None else self._engine.lora_request(self._lora)
-        stream = llm.generate(tokens_input(prompt.ids), params, f"mas-gym-{next(_numbers)}", lora_request=lora)
-        *_, final = [reply async for reply in stream]
+        final = await self._generated(llm, prompt, params)
         [output] = final.outputs
         if output.finish_reason not in ("stop", "length") or output.cumulative_logprob is None:
             raise PolicyError(f"{self.name}: vLLM ended a message with finish_reason {output.finish_reason!r}")
@@ -441,11 +437,3 @@ def _form(asked: Any) -> JSONObject:
         case {"type": "json_schema"}:
             return {"json": asked["json_schema"]["schema"]}
     raise ValueError(f"response_format: expected the type text, json_object or json_schema, got {shown(asked)}")
-
-
-def load_vllm(argument: str, **options: object) -> VLLMPolicy:
-    """Load ``"PATH-OR-ID"`` for `mas_gym.policies.load_policy`."""
-    if not argument:
-        raise ConfigError("expected 'vllm:PATH-OR-ID', got no path or id")
-    policy: VLLMPolicy = build("policy 'vllm'", VLLMPolicy, argument, **options)
-    return policy

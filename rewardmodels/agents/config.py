@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
-from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice, refuse_unknown
-from rewardmodels.training.config import check_ranges
+from rewardmodels.training.config import SMALL, check_ranges
 from search.credit import METHODS
 
 Method = Literal["sft", "dpo", "grpo"]
@@ -16,9 +15,6 @@ CREDITS = tuple(name for name in METHODS if name != "exact")
 """The credit methods for training; ``exact`` is excluded, because it requires an enumeration of all messages."""
 VALUE_CREDITS = ("value", "control-variate", "value-baseline")
 """The credit methods that need a critic."""
-
-SMALL = 50_000_000
-"""By default, bases with fewer parameters are fully trained, and larger ones with LoRA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +68,6 @@ class AgentConfig:
     gradient_checkpointing: bool = False
     seed: int = 42
 
-    def to_dict(self) -> JSONObject:
-        """Return a JSON-serializable form."""
-        return asdict(self)
-
 
 _LARGE: dict[str, dict[str, object]] = {
     "sft": {"learning_rate": 1e-4, "epochs": 2.0},
@@ -102,7 +94,7 @@ def agent_config(method: str, parameters: int, overrides: dict[str, object]) -> 
     defaults = {**_TINY, **_TINY_BY_METHOD[method]} if small else _LARGE[method]
     config = replace(AgentConfig(method), **{**defaults, **overrides})  # type: ignore[arg-type]
     check_ranges(
-        config.to_dict(),
+        asdict(config),
         [] if config.least <= 2 else [f"least: expected at most 2, got {config.least}"],
         one_of={"credit": CREDITS, "adapters": ("shared", "per-agent")},
         at_least=dict.fromkeys(("best", "batch_size", "max_rows", "checkpoints"), 1) | {"lora_rank": 0},

@@ -119,7 +119,11 @@ def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[
     found: list[Demonstration] = []
     with open_store(path) as store:
         for info in training_runs(store, run):
-            _refuse_programs(store, info)
+            if info.mas.external:
+                raise ConfigError(
+                    f"{path}: expected a run of a MAS, got one of the program {info.mas.name}, whose prompts are not "
+                    "stored; train its agents with grpo, from token traces"
+                )
             for plan in store.plans(info.run):
                 found += _demonstrations(plan, info, best)
     if not found:
@@ -235,9 +239,8 @@ def sampled_messages(
                     sampled = None if seed is None else tokens.find(seed)
                     if sampled is None:
                         raise DataError(
-                            f"{traces}: expected the trace of message {one.node} (problem {plan.problem_id}), "
-                            f"found none; "
-                            f"run the rollouts again with --token-traces and a new store"
+                            f"{traces}: expected the trace of message {one.node} (problem {plan.problem_id}), found "
+                            "none; run the rollouts again with --token-traces and a new store"
                         )
                     if not sampled.trace.completion:
                         raise DataError(
@@ -258,11 +261,3 @@ def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float
         some = contexts[start : start + critic.max_batch]
         known.update(zip((context.state for context in some), critic.score(some), strict=True))
     return lambda state: known.get(state, float("nan"))
-
-
-def _refuse_programs(store: Store, info: RunInfo) -> None:
-    if info.mas.external:
-        raise ConfigError(
-            f"{store.path}: expected a run of a MAS, got one of the program {info.mas.name}, whose prompts are not "
-            "stored; train its agents with grpo, from token traces"
-        )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, TrainingError, need, whole_number
 from mas_gym.internal.identity import digest_of, identity_of
-from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.policies import load_policy
 from mas_gym.policies.token_traces import traced, traces_folder
@@ -92,11 +91,6 @@ class Round(NamedTuple):
     values: dict[str, float]
     outcomes: tuple[Outcome, ...]
 
-    def to_dict(self) -> JSONObject:
-        """Return a JSON-serializable form, with the number of outcomes instead of the outcomes."""
-        rows = [row.to_dict() for row in self.rows]
-        return {**self._asdict(), "rows": rows, "outcomes": len(self.outcomes)}
-
 
 def improve(
     spec: RunSpec,
@@ -146,7 +140,7 @@ def improve(
         )
     out = Path(out)
     facts = {"held out": len(held_out), "task": spec.problems.name, "mas": spec.mas.to_dict()}
-    claim_folder(out, out / RUN, json.loads(json.dumps({**asdict(config), "start": start, **facts})), True)
+    claim_folder(out, out / RUN, json.loads(json.dumps({**asdict(config), "start": start, **facts})))
     rounds: list[Round] = []
     models = {ALL: start}
     for number in range(config.rounds + 1):
@@ -275,8 +269,11 @@ def _report(out: Path, rounds: Sequence[Round]) -> None:
     """Rewrite ``rounds.json``, the TensorBoard ``curves`` and ``curves.png``."""
     from torch.utils.tensorboard import SummaryWriter
 
+    stated = [
+        {**one._asdict(), "rows": [row.to_dict() for row in one.rows], "outcomes": len(one.outcomes)} for one in rounds
+    ]
     try:
-        write_whole(out / ROUNDS, json.dumps([one.to_dict() for one in rounds], indent=2))
+        write_whole(out / ROUNDS, json.dumps(stated, indent=2))
         shutil.rmtree(out / CURVES, ignore_errors=True)
         with SummaryWriter(str(out / CURVES)) as writer:
             for one in rounds:

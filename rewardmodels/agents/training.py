@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,7 @@ from mas_gym.errors import ConfigError, DataError, PromptTooLongError, need
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference
-from rewardmodels.agents.model_card import agent_card
+from rewardmodels.data.cards import PLACEHOLDER, facts_table, markdown, metadata
 from rewardmodels.data.dataset import fingerprint
 from rewardmodels.model.backbone import base_path, load_pretrained, load_tokenizer, quiet
 from rewardmodels.model.critic_folder import digest_of_weights, save_files, write_model, write_whole
@@ -44,13 +45,11 @@ class TrainedAgents(NamedTuple):
     Attributes:
         folders: Model folder by agent; ``"*"`` stands for all agents.
         others: Base model of the agents without examples.
-        weights: Digest of the weights in each folder.
-        metrics: Training data and loss of each model.
+        metrics: Training data, loss, and digest of the ``weights`` of each model.
     """
 
     folders: dict[str, Path]
     others: str
-    weights: dict[str, str]
     metrics: dict[str, JSONObject]
 
     @property
@@ -75,7 +74,6 @@ def train_agents(
     method: str,
     base: str | Mapping[str, str] = "tiny",
     device: str | None = None,
-    resume: bool = True,
     log: Callable[[str], None] = lambda line: None,
     **overrides: Any,
 ) -> TrainedAgents:
@@ -89,7 +87,6 @@ def train_agents(
         method: ``"sft"``, ``"dpo"`` or ``"grpo"``.
         base: ``"tiny"``, or a folder or hub id; with ``adapters="per-agent"`` also a mapping from agents to bases.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
-        resume: False rejects a folder that is not empty.
         log: Receives progress lines.
         overrides: Fields of `AgentConfig`; the other fields depend on the method and the size of the base model.
 
@@ -121,19 +118,15 @@ def train_agents(
             parts[example.agent].append(example)
     elif not isinstance(base, str):
         raise ConfigError("expected one base model for shared weights, got a mapping; pass adapters='per-agent'")
-    found = TrainedAgents({}, base if isinstance(base, str) else base.get(ALL, "tiny"), {}, {})
+    found = TrainedAgents({}, base if isinstance(base, str) else base.get(ALL, "tiny"), {})
     for agent, own in parts.items():
-        folder = Path(out) if agent == ALL else Path(out) / _file_name(agent)
+        folder = Path(out) if agent == ALL else Path(out) / re.sub(r"[^\w.-]", "_", agent)
         start = base if isinstance(base, str) else base.get(agent, found.others)
         if agent != ALL:
             log(f"{agent}: {len(own):,} examples")
-        metrics = _train_one(own, folder, method, start, device, resume, log, overrides)
-        found.folders[agent], found.weights[agent], found.metrics[agent] = folder, metrics["weights"], metrics
+        found.folders[agent] = folder
+        found.metrics[agent] = _train_one(own, folder, method, start, device, log, overrides)
     return found
-
-
-def _file_name(agent: str) -> str:
-    return re.sub(r"[^\w.-]", "_", agent)
 
 
 def _train_one(
@@ -142,7 +135,6 @@ def _train_one(
     method: str,
     base: str,
     device: str,
-    resume: bool,
     log: Callable[[str], None],
     overrides: Mapping[str, object],
 ) -> JSONObject:
@@ -159,19 +151,19 @@ def _train_one(
     parameters = model.num_parameters()
     config = agent_config(method, parameters, dict(overrides))
     settings = {
-        "settings": config.to_dict(),
+        "settings": asdict(config),
         "data": fingerprint(str(len(examples)), examples),
         "base": base,
         "start": digest_of_weights(Path(source)) if Path(source).is_dir() else source,
     }
     state = out / STATE
-    claim_folder(out, state / RUN, settings, resume)
+    claim_folder(out, state / RUN, settings)
     if (state / METRICS).exists():
         log(f"{out} is already trained")
         return dict(json.loads((state / METRICS).read_text(encoding="utf-8")))
     rows = _encoded(examples, tokenizer, model)
     counts = dict(Counter(example.agent for example in examples))
-    card = agent_card(config, base, counts, len(rows), {name: version(name) for name in _PACKAGES})
+    card = _card(config, base, counts, len(rows), {name: version(name) for name in _PACKAGES})
     with quiet(), threads_for(parameters):
         history, drift = _fit(config, rows, model.to(device), tokenizer, out, device, card, log)
     metrics: JSONObject = {
@@ -202,12 +194,11 @@ def _fit(
     from rewardmodels.training.checkpoints import Curves
 
     curves = Curves(out / STATE / "curves", log)
-    trainer = make_trainer(config, rows, model, tokenizer, out / STATE / "checkpoints", device, [curves])
+    trainer = make_trainer(config, rows, model, tokenizer, out / STATE / "checkpoints", device, curves)
     drift: dict[str, float] = {}
     if isinstance(trainer, CreditTrainer):
         gaps = trainer.drift(rows, config.max_rows)
         drift = {"mean": sum(mean for mean, _ in gaps) / len(gaps), "largest": max(largest for _, largest in gaps)}
-        curves.batches("drift", gaps)
         log(
             "log-probabilities at sampling differ from the training forward pass by "
             f"{drift['mean']:.2g} nats per token on average, {drift['largest']:.2g} at most"
@@ -274,3 +265,36 @@ def _encoded(
             "shorter examples or a model with a larger window"
         )
     return rows
+
+
+_LEARNED = {
+    "sft": "the messages of the best correct transcripts that search found (expert iteration)",
+    "dpo": "pairs of replies to one prompt; the preferred reply led to correct answers more often in search",
+    "grpo": "messages sampled by the agents, with an advantage for each message as credit",
+}
+
+
+def _card(config: AgentConfig, base: str, agents: dict[str, int], rows: int, versions: dict[str, str]) -> str:
+    """Return the card as Markdown, with the metadata header that model hubs read."""
+    credit = f" Credit: `{config.credit}`." if config.method == "grpo" else ""
+    return markdown(
+        metadata(
+            library_name="transformers",
+            pipeline_tag="text-generation",
+            tags="[mas-gym, multi-agent, trl]",
+        ),
+        f"# Agents trained by {config.method.upper()}: {', '.join(agents)}",
+        f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} Correctness was "
+        "determined by the reference answers of the training split.",
+        f"```console\nmas-gym eval --policy transformers:{PLACEHOLDER}\n```",
+        "The folder contains complete weights, which transformers and vLLM can load"
+        + ("; `adapter/` contains only the LoRA adapter." if config.lora_rank else "."),
+        "## Examples",
+        facts_table(agents),
+        "## Settings",
+        facts_table(asdict(config)),
+        "## Versions",
+        "\n".join(f"- {package} {number}" for package, number in versions.items()),
+        "## Limits",
+        "The agents were trained with one task, graph and set of prompts, and were not evaluated with others.",
+    )

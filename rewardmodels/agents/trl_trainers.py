@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from rewardmodels.agents.config import AgentConfig
-from rewardmodels.training.checkpoints import Guarded, common_arguments
+from rewardmodels.training.checkpoints import Curves, Guarded, common_arguments
 
 logger = logging.getLogger("rewardmodels.agents")
 
@@ -124,13 +125,13 @@ def make_trainer(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     device: str,
-    callbacks: list[object],
+    curves: Curves,
 ) -> Guarded:
     """Return the trainer of a method."""
     size = min(config.batch_size, config.max_rows)
     accumulation = math.ceil(config.batch_size / size)
     updates = max(1, math.ceil(len(rows) / (size * accumulation) * config.epochs))
-    common = common_arguments(config.to_dict(), folder, updates, device) | {
+    common = common_arguments(asdict(config), folder, updates, device) | {
         "num_train_epochs": config.epochs,
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": accumulation,
@@ -147,14 +148,15 @@ def make_trainer(
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         )
-    parts: dict[str, Any] = {"processing_class": tokenizer, "peft_config": peft, "callbacks": callbacks}
+    data = Dataset.from_list(list(rows))
+    parts: dict[str, Any] = {
+        "train_dataset": data, "processing_class": tokenizer, "peft_config": peft, "callbacks": [curves]
+    }  # fmt: skip
     if config.method == "sft":
-        trainer: Any = DemonstrationTrainer(
-            model, args=SFTConfig(**common, max_length=None), train_dataset=Dataset.from_list(list(rows)), **parts
-        )
+        trainer: Any = DemonstrationTrainer(model, args=SFTConfig(**common, max_length=None), **parts)
     elif config.method == "dpo":
         arguments = DPOConfig(**common, max_length=None, beta=config.beta)
-        trainer = PreferenceTrainer(model, args=arguments, train_dataset=Dataset.from_list(list(rows)), **parts)
+        trainer = PreferenceTrainer(model, args=arguments, **parts)
     else:
         mean = sum(len(row["completion_ids"]) for row in rows) / len(rows)
         arguments = GRPOConfig(
@@ -168,9 +170,7 @@ def make_trainer(
             num_generations=2,
             steps_per_generation=2 * accumulation,
         )
-        trainer = CreditTrainer(
-            model, _advantages, args=arguments, train_dataset=Dataset.from_list(list(rows)), **parts
-        )
+        trainer = CreditTrainer(model, _advantages, args=arguments, **parts)
         trainer.data_collator = Padded(trainer._tokenizer.pad_token_id)
     trainer.remove_callback(PrinterCallback)
     return trainer  # type: ignore[no-any-return]

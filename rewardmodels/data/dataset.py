@@ -23,7 +23,6 @@ from mas_gym.tasks.base import Same, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.encode import Parts, View, state_parts
 from rewardmodels.data.mining import Labeled, Pair
-from rewardmodels.data.question_digests import question_digest
 from search.plan import Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store import RunInfo, open_store
@@ -35,6 +34,7 @@ LOOPS: dict[str, object] = {"max_turns": None, "min_turns": 1, "history": "input
 """The loop settings of a MAS and their defaults; a graph's description lists the settings that differ."""
 
 _SHOWN = 5
+_HELD_OUT_SHARE = 5
 
 
 class LabeledTree(NamedTuple):
@@ -126,6 +126,16 @@ def fingerprint(start: str, examples: Iterable[object]) -> str:
     return digest.hexdigest()
 
 
+def question_digest(question: str) -> str:
+    """Return the digest of a question, 16 hexadecimal digits; spaces do not matter."""
+    return blake2b(" ".join(question.split()).encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def for_training(question: str) -> bool:
+    """Return whether a question is in the training part of a log: four fifths, selected by digest."""
+    return int(question_digest(question), 16) % _HELD_OUT_SHARE > 0
+
+
 def graph_of(mas: MAS) -> dict[str, object]:
     """Return the part of a MAS that a critic depends on: names, edges and loops, not prompts."""
     edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
@@ -181,7 +191,8 @@ def collect(
             )
         if item.recorded:
             item = item._replace(tree=_supported(item.tree, min_continuations or 1))
-            continuations.update(_inner_visits(item.tree))
+            inner = (node for node in range(1, len(item.tree.parents)) if not item.tree.is_terminal(node))
+            continuations.update(item.tree.visits[node] for node in inner if item.tree.visits[node])
         rule = same_rule(rule_of(item.task) if same is None else same)
         mined = _mine(item, kind, view, pairs_per_tree, rule)
         examples += mined
@@ -202,10 +213,6 @@ def _supported(tree: Tree, least: int) -> Tree:
     found = copy(tree)
     found.visits = [n if n >= least or tree.is_terminal(node) else 0 for node, n in enumerate(tree.visits)]
     return found
-
-
-def _inner_visits(tree: Tree) -> list[int]:
-    return [tree.visits[i] for i in range(1, len(tree.parents)) if tree.visits[i] and not tree.is_terminal(i)]
 
 
 def check_continuations(continuations: Mapping[int, int]) -> None:

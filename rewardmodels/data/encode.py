@@ -131,21 +131,8 @@ _MEMORY = 100_000
 _LEAST_QUESTION = 16
 
 
-class EncodedState(NamedTuple):
-    """A state's token ids.
-
-    Attributes:
-        parts: Ids of each part; joined, they are the input.
-        dropped: Number of tokens omitted because the state was longer than ``max_length``.
-    """
-
-    parts: tuple[Ids, ...]
-    dropped: int = 0
-
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-        return sum(map(len, self.parts))
+EncodedState = tuple[Ids, ...]
+"""The token ids of each part of a state; joined, they are the input."""
 
 
 class Encoder:
@@ -182,9 +169,9 @@ class Encoder:
         if len(self._known) > _MEMORY:
             self._known.clear()
         self._learn(sorted({part for parts in states for part in parts}))
-        return [self._fit(list(parts), EncodedState(self._ids(parts))) for parts in states]
+        return [self._fit(list(parts)) for parts in states]
 
-    def _ids(self, parts: Sequence[str]) -> tuple[Ids, ...]:
+    def _ids(self, parts: Sequence[str]) -> EncodedState:
         ids = tuple(self._known[part] for part in parts)
         return (self._opening + ids[0], *ids[1:]) if self._opening else ids
 
@@ -194,39 +181,42 @@ class Encoder:
             found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
             self._known.update(zip(new, map(tuple, found), strict=True))
 
-    def _fit(self, parts: list[str], whole: EncodedState) -> EncodedState:
-        if whole.length <= self.max_length:
-            return whole
+    def _fit(self, parts: list[str]) -> EncodedState:
+        fitted = self._ids(parts)
+        if tokens_in(fitted) <= self.max_length:
+            return fitted
         self.shortened += 1
-        messages = len(parts) - 2
-        fitted = whole
-        for count in range(1, messages):
+        for count in range(1, len(parts) - 2):
             shorter = drop_oldest(parts, count)
             self._learn(shorter[1:2])
-            fitted = EncodedState(self._ids(shorter), whole.length - sum(len(self._known[p]) for p in shorter))
-            if fitted.length <= self.max_length:
+            fitted = self._ids(shorter)
+            if tokens_in(fitted) <= self.max_length:
                 return fitted
-        return self._cut_question(fitted, whole.length)
+        return self._cut_question(fitted)
 
-    def _cut_question(self, fitted: EncodedState, length: int) -> EncodedState:
+    def _cut_question(self, fitted: EncodedState) -> EncodedState:
         self._learn([CUT])
-        marker = self._known[CUT]
-        room = self.max_length - (fitted.length - len(fitted.parts[1])) - len(marker)
-        least = min(_LEAST_QUESTION, len(fitted.parts[1]))
-        newest = fitted.parts[-1] if len(fitted.parts) > 2 else ()
+        marker, length = self._known[CUT], tokens_in(fitted)
+        room = self.max_length - (length - len(fitted[1])) - len(marker)
+        least = min(_LEAST_QUESTION, len(fitted[1]))
+        newest = fitted[-1] if len(fitted) > 2 else ()
         if room < least:
             left = len(newest) + room - least - len(marker)
             if left < 1:
                 raise CriticError(
                     f"expected the agents' names and a question to fit in {self.max_length} tokens, got "
-                    f"{fitted.length - len(newest)} tokens without the newest message; use a critic that was trained "
+                    f"{length - len(newest)} tokens without the newest message; use a critic that was trained "
                     "with a larger max_length"
                 )
             # The end of a message states its result, and the last token is read.
             newest, room = marker + newest[-left:], least
-            fitted = EncodedState((*fitted.parts[:-1], newest))
-        parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
-        return EncodedState(parts, length - (sum(map(len, parts)) - len(marker)))
+            fitted = (*fitted[:-1], newest)
+        return (fitted[0], marker + fitted[1][-room:], *fitted[2:])
+
+
+def tokens_in(state: EncodedState) -> int:
+    """Return the number of tokens of a state."""
+    return sum(map(len, state))
 
 
 Ints = NDArray[np.int64]

@@ -73,14 +73,7 @@ def _source(folder: str) -> dict[str, object]:
 def load_scalar(
     folder: str, dtype: torch.dtype | str, pad: int, new_head: bool, quantization: BitsAndBytesConfig | None = None
 ) -> PreTrainedModel:
-    """Load a model with a one-label head.
-
-    Args:
-        folder: A folder or a hub id.
-        dtype: Data type of the weights.
-        pad: The tokenizer's padding id.
-        new_head: Whether the head may be missing, because it will be trained.
-        quantization: A quantization config of transformers.
+    """Load a model with a one-label head from a folder or hub id; with ``new_head``, the head may be missing.
 
     Raises:
         DataNotFoundError: There is no model there.
@@ -112,13 +105,7 @@ def _in_own_dtype(head: torch.nn.Linear, inputs: tuple[torch.Tensor, ...]) -> tu
 def load_pretrained(
     kind: str, folder: str, dtype: torch.dtype | str, **options: object
 ) -> tuple[PreTrainedModel, dict[str, list[str]]]:
-    """Load a transformers model from safetensors, without running code from its folder.
-
-    Args:
-        kind: The class that loads it, such as ``"AutoModel"``.
-        folder: A folder or a hub id.
-        dtype: Data type of the weights.
-        options: Further options of ``from_pretrained``.
+    """Load a transformers model from safetensors with a class such as ``"AutoModel"``, without running its code.
 
     Returns:
         The model, and the missing and unexpected keys of the weights.
@@ -215,15 +202,7 @@ def window_of(config: PretrainedConfig) -> int | None:
 
 
 def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
-    """Run the model and read the head at the end of each state.
-
-    Args:
-        model: The model, with or without wrappers.
-        batch: Rows on the model's device.
-
-    Returns:
-        Raw logits in float32 (float64 for a float64 model), shape (K,).
-    """
+    """Return the head's logits at the end of each state, shape (K,), in float32 (float64 for a float64 model)."""
     return read_head(model, hidden_at(model, batch))
 
 

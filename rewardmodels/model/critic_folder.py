@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -19,7 +19,7 @@ from mas_gym.errors import DataError, DataNotFoundError, TrainingError, need, sh
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.whole_files import finish_replacing, replace_files, write_file
-from mas_gym.policies.folder_checks import check_model
+from mas_gym.policies.folder_checks import check_model, read_object
 from mas_gym.policies.model_files import SUFFIXES
 from rewardmodels.data.cards import LOADING, facts_table, markdown, metadata
 from rewardmodels.data.dataset import LOOPS, DataKind
@@ -58,8 +58,6 @@ class CriticInfo:
         data: Counts of the training data.
         metrics: Metrics on held-out problems.
         versions: Package versions used in training.
-        weights: Digest of the weights that training wrote. The identity of a loaded critic is always computed from the
-            current files, never read from this field.
     """
 
     kind: str
@@ -73,11 +71,6 @@ class CriticInfo:
     data: JSONObject
     metrics: JSONObject
     versions: dict[str, str]
-    weights: str = ""
-
-    def to_dict(self) -> JSONObject:
-        """Return the JSON-serializable form of ``critic.json``."""
-        return {"schema": SCHEMA, "text_format": FORMAT, "value": "tanh(logit)", **asdict(self)}
 
 
 def read_info(folder: Path) -> CriticInfo:
@@ -130,26 +123,8 @@ def read_info(folder: Path) -> CriticInfo:
     return info
 
 
-_TYPES = {"graphs": dict, "tasks": list, "base": str, "weights": str} | dict.fromkeys(
-    ("settings", "data", "metrics", "versions"), dict
-)
+_TYPES = {"graphs": dict, "tasks": list, "base": str} | dict.fromkeys(("settings", "data", "metrics", "versions"), dict)
 _NOUNS = {dict: "an object", list: "a list", str: "a text"}
-
-
-def read_object(path: Path) -> JSONObject:
-    """Read a JSON object from a file.
-
-    Raises:
-        DataError: The file cannot be read, or does not contain a JSON object.
-    """
-    remedy = "copy the folder again from its source, or train the critic again"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"cannot read {path}: {shown(str(error))}; {remedy}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"expected a JSON object in {path}, got {shown(found)}; {remedy}")
-    return found
 
 
 _BESIDE = (META, "metrics.json", "run.json", "questions.json")
@@ -185,16 +160,14 @@ def folder_digest(folder: Path) -> str:
     """
     found = blake2b(digest_size=16)
     try:
-        for path in _files(folder):
+        for path in sorted(folder.iterdir()):
+            if path.suffix not in _SUFFIXES or path.name in _BESIDE:
+                continue
             with path.open("rb") as file:
                 found.update(path.name.encode() + b"\0" + file_digest(file, "blake2b").digest())
     except OSError as error:
         raise DataError(f"cannot read {folder}: {error}; copy the folder again from its source") from error
     return found.hexdigest()
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.name not in _BESIDE)
 
 
 def check_folder(folder: Path) -> None:
@@ -219,26 +192,21 @@ def digest_of_weights(folder: Path) -> str:
 
 def save_folder(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, info: CriticInfo, card: str
-) -> CriticInfo:
+) -> None:
     """Write a critic; an earlier one is kept until everything is written.
-
-    Returns:
-        The description as written, with the digest of the weights.
 
     Raises:
         TrainingError: The disk is full or cannot be written to.
     """
 
     def write(fresh: Path) -> None:
-        nonlocal info
         with quiet():
             write_model(model, tokenizer, fresh, card, merged)
-        info = replace(info, weights=digest_of_weights(fresh))
-        text = json.dumps(info.to_dict(), indent=2, ensure_ascii=False)
+        stated = {"schema": SCHEMA, "text_format": FORMAT, "value": "tanh(logit)", **asdict(info)}
+        text = json.dumps(stated, indent=2, ensure_ascii=False)
         (fresh / META).write_text(text + "\n", encoding="utf-8")
 
     save_files(folder, write, META, "critic")
-    return info
 
 
 def write_model(

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from mas_gym.errors import DataError, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.policies.folder_checks import read_object
 from mas_gym.tasks.grading.numbers import parse_number
-from rewardmodels.model.critic_folder import HEADS, read_object
+from rewardmodels.model.critic_folder import HEADS
 from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"

@@ -28,7 +28,16 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mas_gym.policies.local.forward import threads_for
-from rewardmodels.data.encode import MOST_TOKENS, EncodedState, Ids, Trie, chunks, collate_plain, merge_beginnings
+from rewardmodels.data.encode import (
+    MOST_TOKENS,
+    EncodedState,
+    Ids,
+    Trie,
+    chunks,
+    collate_plain,
+    merge_beginnings,
+    tokens_in,
+)
 from rewardmodels.model.backbone import alike, hidden_at, inner, logits_at, probe, read_head, to_device
 
 if TYPE_CHECKING:
@@ -189,13 +198,11 @@ class Counts:
         states: States scored.
         encoded: Tokens processed by the model.
         whole: Tokens that the model would have processed without sharing.
-        shortened: States longer than ``max_length``; their oldest messages were dropped.
     """
 
     states: int = 0
     encoded: int = 0
     whole: int = 0
-    shortened: int = 0
 
 
 class PrefixCache:
@@ -265,25 +272,25 @@ class PrefixScorer:
             open_end: For each state, whether it may be continued, in which case its last part is worth caching.
         """
         self.counts.states += len(states)
-        self.counts.whole += sum(state.length for state in states)
-        self.counts.shortened += sum(state.dropped > 0 for state in states)
+        self.counts.whole += sum(map(tokens_in, states))
         with torch.inference_mode(), threads_for(self.parameters):
             return self._shared(states, open_end) if self.share else self._whole(states)
 
     def _whole(self, states: Sequence[EncodedState]) -> list[torch.Tensor]:
         found: list[torch.Tensor] = [None] * len(states)
         device = next(self.model.parameters()).device
-        order = sorted(range(len(states)), key=lambda i: states[i].length)
+        sizes = list(map(tokens_in, states))
+        order = sorted(range(len(states)), key=sizes.__getitem__)
         # States are sorted by length, so a chunk is padded to the length of its last state.
-        for chunk in chunks(order, [states[i].length for i in order], padded=True, limit=self.most_tokens):
-            batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), device)
-            self.counts.encoded += sum(states[i].length for i in chunk)
+        for chunk in chunks(order, [sizes[i] for i in order], padded=True, limit=self.most_tokens):
+            batch = to_device(collate_plain([states[i] for i in chunk], self.pad), device)
+            self.counts.encoded += sum(sizes[i] for i in chunk)
             for i, value in zip(chunk, hidden_at(self.model, batch), strict=True):
                 found[i] = value
         return found
 
     def _shared(self, states: Sequence[EncodedState], open_end: Sequence[bool]) -> list[torch.Tensor]:
-        trie = merge_beginnings([state.parts for state in states])
+        trie = merge_beginnings(states)
         keys = node_keys(trie)
         closed = {end for end, is_open in zip(trie.ends, open_end, strict=True) if not is_open} - set(trie.parents)
         new: dict[int, None] = {}

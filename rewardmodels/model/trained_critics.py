@@ -13,7 +13,7 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
-from rewardmodels.data.encode import EncodedState, Encoder
+from rewardmodels.data.encode import EncodedState, Encoder, tokens_in
 from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.model.critic_folder import CriticInfo, check_folder, folder_digest, load_folder, read_info
 from rewardmodels.model.model_critic import ModelCritic
@@ -62,8 +62,6 @@ class LearnedCritic(ModelCritic):
     Attributes:
         name: ``"masprm"`` or ``"orm"``.
         terminal_only: True for an ORM, unless ``prefixes``.
-        free: False.
-        concurrent: Whether scoring overlaps with generation.
         info: Description of the critic.
         counts: Cost of scoring so far.
     """
@@ -299,15 +297,14 @@ class _PoolingScorer:
         from vllm import PoolingParams
         from vllm.inputs import tokens_input
 
-        prompts = [tokens_input([token for part in state.parts for token in part]) for state in states]
+        prompts = [tokens_input([token for part in state for token in part]) for state in states]
         # With the default activation, vLLM would return the sigmoid of the logit.
         params = PoolingParams(use_activation=False)
         outputs = self._llm.encode(prompts, params, use_tqdm=False, pooling_task="classify")
         self.counts.states += len(states)
-        self.counts.whole += sum(state.length for state in states)
-        self.counts.shortened += sum(state.dropped > 0 for state in states)
-        cached = sum(output.num_cached_tokens or 0 for output in outputs)
-        self.counts.encoded += sum(state.length for state in states) - cached
+        whole = sum(map(tokens_in, states))
+        self.counts.whole += whole
+        self.counts.encoded += whole - sum(output.num_cached_tokens or 0 for output in outputs)
         return [float(output.outputs.data.reshape(-1)[0]) for output in outputs]
 
     def close(self) -> None:

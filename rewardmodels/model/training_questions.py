@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mas_gym.errors import ConfigError, DataError, shown
+from mas_gym.policies.folder_checks import read_object
 from mas_gym.tasks.base import Problem
-from rewardmodels.data.question_digests import question_digest
-from rewardmodels.model.critic_folder import read_object, write_whole
+from rewardmodels.data.dataset import question_digest
+from rewardmodels.model.critic_folder import write_whole
 
 FILE = "questions.json"
 

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -70,23 +70,9 @@ class Curves(TrainerCallback):  # type: ignore[misc]
         if self.writer is not None:
             self.writer.close()
 
-    def batches(self, name: str, values: Sequence[tuple[float, float]]) -> None:
-        """Write the mean and the largest value of each batch."""
-        self.writer = self.writer or SummaryWriter(str(self.folder))
-        for number, (mean, largest) in enumerate(values):
-            self.writer.add_scalar(f"{name}/mean", mean, number)
-            self.writer.add_scalar(f"{name}/largest", largest, number)
-
 
 def common_arguments(settings: JSONObject, folder: Path, updates: int, device: str) -> JSONObject:
-    """Return the arguments of transformers' and TRL's trainers that all training runs share.
-
-    Args:
-        settings: Hyperparameters by name.
-        folder: Folder of the checkpoints.
-        updates: Number of updates in the run.
-        device: ``"cpu"`` or ``"cuda"``.
-    """
+    """Return the arguments of transformers' and TRL's trainers that all training runs share."""
     passed = ("gradient_checkpointing", "learning_rate", "weight_decay", "seed")
     return {name: settings[name] for name in passed} | {
         "output_dir": str(folder),

@@ -18,7 +18,7 @@ CriticKind = Literal["masprm", "orm"]
 Head = Literal["bt", "mse", "bce"]
 
 SMALL = 50_000_000
-"""Backbones with fewer parameters get `TINY` by default, larger ones `PAPER`."""
+"""Models with fewer parameters get the defaults of small models: for critics `TINY`, for larger models `PAPER`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,6 @@ class TrainingConfig:
         """The kind of training set that the head learns from."""
         return HEADS[self.kind][self.head]
 
-    def to_dict(self) -> JSONObject:
-        """Return a JSON-serializable form."""
-        return asdict(self)
-
 
 PAPER = TrainingConfig()
 # A tree of the bundled agents has about seven pairs and fifty labeled states; the anchor uses all of them.
@@ -136,7 +132,7 @@ def config_for(parameters: int, overrides: Mapping[str, Any]) -> TrainingConfig:
         faults.append("nf4: a 4-bit backbone is frozen; expected lora_rank above 0, or nf4=False")
     check_head(config.kind, config.head)
     check_ranges(
-        config.to_dict(),
+        asdict(config),
         faults,
         one_of={"bt_on": ("tanh", "raw"), "view": get_args(View)},
         at_least={"anchor": 0, "max_length": 64, "lora_rank": 0}
@@ -155,18 +151,10 @@ def check_ranges(
     positive: Sequence[str],
     shares: Sequence[str],
 ) -> None:
-    """Check the ranges of hyperparameters.
-
-    Args:
-        settings: The values by name.
-        faults: Errors that were already found.
-        one_of: Allowed values, by name.
-        at_least: Smallest allowed values, by name.
-        positive: Names of numbers greater than 0.
-        shares: Names of numbers in ``[0, 1)``.
+    """Check the ranges of hyperparameters; ``positive`` numbers are above 0, and ``shares`` in ``[0, 1)``.
 
     Raises:
-        ConfigError: A value is invalid; the message lists all errors.
+        ConfigError: A value is invalid; the message lists all errors, including the ``faults`` found earlier.
     """
     expected = [(name, f"one of {', '.join(known)}", settings[name] in known) for name, known in one_of.items()]
     numbers = {name: value if isinstance(value, int | float) else math.nan for name, value in settings.items()}

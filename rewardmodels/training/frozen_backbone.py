@@ -38,17 +38,7 @@ Log = Callable[[str], None]
 
 
 class FrozenBackbone:
-    """Hidden states of a backbone at the ends of states, each computed once.
-
-    Args:
-        model: The model, in evaluation mode.
-        encoder: Converts states to token ids.
-        pad: Padding id.
-        log: Receives progress lines.
-
-    Attributes:
-        model, encoder, log: As above.
-    """
+    """Hidden states of a backbone in evaluation mode at the ends of states, each computed once."""
 
     def __init__(self, model: PreTrainedModel, encoder: Encoder, pad: int, log: Log) -> None:
         """Start without hidden states."""
@@ -153,17 +143,9 @@ def train_head(
     held: Sequence[Example],
     labeled: Sequence[Example],
 ) -> JSONObject:
-    """Fit the head of a backbone's model.
+    """Fit the head of a backbone's model to examples, and return its metrics on held-out examples.
 
-    Args:
-        backbone: The backbone.
-        config: The loss.
-        learned: Examples for training.
-        held: Held-out examples, for metrics.
-        labeled: Held-out labeled states, for the calibration of a Bradley-Terry critic.
-
-    Returns:
-        Metrics on the held-out examples.
+    ``labeled`` are held-out labeled states, for the calibration of a Bradley-Terry critic.
 
     Raises:
         TrainingError: The loss is not finite.

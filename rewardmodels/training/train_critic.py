@@ -28,7 +28,7 @@ from rewardmodels.model.backbone import (
 )
 from rewardmodels.model.critic_folder import META, CriticInfo, model_card, read_info, save_folder, write_whole
 from rewardmodels.model.training_questions import write_questions
-from rewardmodels.training.config import SMALL, CriticKind, Head, TrainingConfig, check_head, config_for
+from rewardmodels.training.config import SMALL, CriticKind, Head, TrainingConfig, config_for
 from search.compare.comparison_runs import Start, drain, start_here
 from search.planners.registry import load_planner
 from search.progress import Progress
@@ -67,7 +67,6 @@ def train(
     base: str = "tiny",
     points: RewardData | None = None,
     device: str | None = None,
-    resume: bool = True,
     log: Callable[[str], None] = lambda line: None,
     **overrides: Any,
 ) -> Trained:
@@ -82,7 +81,6 @@ def train(
         base: ``"tiny"``, or a folder or hub id of a decoder.
         points: Labeled states of the same trees, for the calibration and the anchor of a Bradley-Terry critic.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
-        resume: False rejects a folder that is not empty.
         log: Receives progress lines.
         overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, depending on the backbone's size.
 
@@ -97,7 +95,6 @@ def train(
     import torch
 
     out = Path(out)
-    check_head(overrides.get("kind", "masprm"), overrides.get("head", "bt"))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer, config = open_backbone(base, device, overrides)
     if config.data_kind != data.kind:
@@ -118,7 +115,7 @@ def train(
     if (warning := continuation_warning(data)) is not None:
         log(warning)
     prints = [part.fingerprint() for part in (data, points if config.anchor else None) if part is not None]
-    claim_folder(out, out / RUN, {"settings": config.to_dict(), "data": prints, "base": base}, resume)
+    claim_folder(out, out / RUN, {"settings": asdict(config), "data": prints, "base": base})
     if (out / META).exists():
         log(f"{out} is already trained")
         return Trained(out, read_info(out), _history(out))
@@ -134,11 +131,6 @@ def open_backbone(
     base: str, device: str, overrides: Mapping[str, object]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, TrainingConfig]:
     """Load a backbone ready for training, with a new head and, if configured, NF4 and LoRA adapters.
-
-    Args:
-        base: ``"tiny"``, or a folder or hub id of a decoder.
-        device: ``"cpu"`` or ``"cuda"``.
-        overrides: Fields of `TrainingConfig`; the defaults are `TINY` or `PAPER`, depending on the backbone's size.
 
     Returns:
         The model on the device, its tokenizer, and the config, with ``max_length`` limited to its context window.
@@ -184,14 +176,13 @@ def open_backbone(
     return model.to(device), tokenizer, config
 
 
-def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
+def claim_folder(out: Path, mark: Path, run: JSONObject) -> None:
     """Claim a folder for one training run, by writing the run's description to its file ``mark``.
 
     Args:
         out: The folder.
         mark: The file.
         run: Everything that determines the result, JSON-serializable.
-        resume: Whether the folder may already belong to the same run.
 
     Raises:
         ConfigError: The folder belongs to another run or contains other files.
@@ -199,12 +190,10 @@ def claim_folder(out: Path, mark: Path, run: JSONObject, resume: bool) -> None:
     """
     if mark.exists():
         before = json.loads(mark.read_text(encoding="utf-8"))
-        if not resume or before != run:
-            changed = [key for key in run if before.get(key) != run[key]]
+        if changed := [key for key in run if before.get(key) != run[key]]:
             raise ConfigError(
-                f"{out} belongs to another training run "
-                f"({'different ' + ', '.join(changed) if changed else 'same settings, but resume=False'}); "
-                "choose another folder, or delete this one"
+                f"{out} belongs to another training run (different {', '.join(changed)}); choose another folder, or "
+                "delete this one"
             )
     elif out.exists() and any(path.is_file() and not path.name.startswith(f".{mark.name}.") for path in out.rglob("*")):
         raise ConfigError(f"expected an empty folder or one with a training run, got {out}; choose another folder")
@@ -263,7 +252,7 @@ def _run(
     info = _info(config, data, learned, held, base, metrics, sum(bundle.tokens for bundle in found))
     history = trainer.history
     if trainer.is_world_process_zero():
-        info = _saved(model, tokenizer, out, info, data, history)
+        _save(model, tokenizer, out, info, data, history)
     trainer.accelerator.wait_for_everyone()
     return Trained(out, info, history)
 
@@ -271,23 +260,15 @@ def _run(
 def train_frozen(
     backbone: FrozenBackbone, config: TrainingConfig, data: RewardData, points: RewardData | None, out: Path, base: str
 ) -> Trained:
-    """Train the head of a backbone that has possibly encoded states for other heads.
-
-    Args:
-        backbone: The backbone.
-        config: The settings.
-        data: The examples, as for `train`.
-        points: Labeled states of the same trees.
-        out: The critic's folder.
-        base: The backbone's folder or hub id.
-    """
+    """Train the head of a backbone that has possibly encoded states for other heads; the data are those of `train`."""
     from rewardmodels.training.frozen_backbone import train_head
 
     learned, held, anchors, labeled = _divided(config, data, points)
     metrics = train_head(backbone, config, [*learned.examples, *anchors], held.examples, labeled)
     _log_shortened(backbone.encoder, backbone.log)
     info = _info(config, data, learned, held, base, metrics, backbone.tokens)
-    return Trained(out, _saved(backbone.model, backbone.encoder.tokenizer, out, info, data, []), [])
+    _save(backbone.model, backbone.encoder.tokenizer, out, info, data, [])
+    return Trained(out, info, [])
 
 
 def _divided(
@@ -301,17 +282,17 @@ def _divided(
     return learned, held, anchors.examples if config.anchor else (), labeled.examples
 
 
-def _saved(
+def _save(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
     info: CriticInfo,
     data: RewardData,
     history: list[JSONObject],
-) -> CriticInfo:
+) -> None:
     write_whole(out / "metrics.json", json.dumps({"final": info.metrics, "history": history}, indent=2))
     write_questions(out, data.questions)
-    return save_folder(model, tokenizer, out, info, model_card(info))
+    save_folder(model, tokenizer, out, info, model_card(info))
 
 
 def _info(
@@ -342,7 +323,7 @@ def _info(
         data.graphs,
         tasks,
         name,
-        config.to_dict(),
+        asdict(config),
         counts,
         metrics,
         _versions(),
@@ -456,19 +437,9 @@ def teach(
     log: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Trained:
-    """Mine trees and train a critic on them; repeating the call resumes, or returns the trained critic at once.
+    """Mine trees and train a critic on them, with the arguments of `rewardmodels.collect` and `train`.
 
-    Args:
-        source: Yields the trees; called once per pass over them.
-        out: The critic's folder.
-        kind: Kind of critic.
-        head: The loss.
-        base: The backbone.
-        view: Part of a state that the critic reads.
-        pairs_per_tree: Maximum number of mined pairs per tree.
-        same: The rule for duplicate siblings, as in `rewardmodels.collect`.
-        log: Receives progress lines.
-        settings: Fields of `rewardmodels.TrainingConfig`.
+    Repeating the call resumes, or returns the trained critic at once. ``source`` is called once per pass.
     """
     wanted = TrainingConfig(kind=kind, head=head).data_kind
 

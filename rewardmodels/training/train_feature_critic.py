@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError, DataError, need
-from mas_gym.internal.text import one_line
 from rewardmodels.data.cards import LOADING, facts_table, markdown
-from rewardmodels.data.dataset import check_continuations
-from rewardmodels.data.question_digests import question_digest
+from rewardmodels.data.dataset import check_continuations, question_digest
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.model.feature_critic import FEATURES, FILE, FeatureModel, features_of
 from rewardmodels.model.training_questions import write_questions
@@ -132,15 +129,10 @@ def _validated(data: Array, right: Array, wrong: Array, questions: Sequence[str]
     return best, {"auc": auc, "accuracy": accuracy, "log loss": losses[best]}
 
 
-def _cell(name: str) -> str:
-    """Return an agent's name escaped for a table, because names come from logs."""
-    return escape(one_line(name)).replace("|", "&#124;").replace("`", "&#96;")
-
-
 def _card(model: FeatureModel) -> str:
     states = "only terminal states" if model.kind == "orm" else "every state after a message"
     order = sorted(zip(FEATURES, model.weights, strict=True), key=lambda item: -abs(item[1]))
-    weights = [f"| {_cell(name)} | {weight:+.3f} |" for name, weight in order]
+    weights = [f"| {name} | {weight:+.3f} |" for name, weight in order]
     return markdown(
         "# A critic on features, without a language model",
         f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the other "

@@ -13,6 +13,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,17 @@ from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from mas_gym.internal.json_types import JSONObject
 from rewardmodels.data.dataset import Example
-from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, collate_plain, merge_beginnings, pack
+from rewardmodels.data.encode import (
+    EncodedState,
+    Encoder,
+    ModelInput,
+    chunks,
+    collate,
+    collate_plain,
+    merge_beginnings,
+    pack,
+    tokens_in,
+)
 from rewardmodels.model.backbone import logits_at
 from rewardmodels.training.checkpoints import Guarded, common_arguments
 from rewardmodels.training.config import TrainingConfig
@@ -47,7 +58,7 @@ class Bundle(NamedTuple):
         tokens: Number of tokens, counting shared prefixes once.
     """
 
-    states: list[tuple[Ids, ...]]
+    states: list[EncodedState]
     examples: list[Example]
     better: list[int]
     worse: list[int]
@@ -60,11 +71,7 @@ def bundles(examples: Sequence[Example], encoder: Encoder, most: int, max_tokens
     Bundles are small compared to a batch, so that a batch contains examples of many trees, for diversity. Neighboring
     examples in a bundle have long common prefixes.
 
-    Args:
-        examples: The examples.
-        encoder: Converts them to token ids.
-        most: Largest number of examples in a bundle.
-        max_tokens: Bundles with more tokens are halved while they contain more than one example.
+    A bundle has at most ``most`` examples; one with more than ``max_tokens`` tokens is halved, down to one example.
     """
     by_tree: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
@@ -92,7 +99,7 @@ def _bundle(examples: list[Example], encoder: Encoder) -> Bundle:
     places: dict[tuple[str, ...], int] = {}
     better = [places.setdefault(example.chosen, len(places)) for example in examples]
     worse = [places.setdefault(example.rejected, len(places)) for example in examples if example.rejected is not None]
-    states = [encoded.parts for encoded in encoder.encode_parts(list(places))]
+    states = encoder.encode_parts(list(places))
     return Bundle(states, examples, better, worse, sum(map(len, merge_beginnings(states).parts)))
 
 
@@ -139,7 +146,7 @@ def forward_passes(step: Sequence[Bundle], max_tokens: int, share: bool) -> list
     if share:
         ordered = sorted(step, key=lambda bundle: bundle.tokens)
         return chunks(ordered, [bundle.tokens for bundle in ordered], padded=True, limit=max_tokens)
-    longest = max(sum(map(len, state)) for bundle in step for state in bundle.states)
+    longest = max(tokens_in(state) for bundle in step for state in bundle.states)
     return chunks(list(step), [longest * len(bundle.states) for bundle in step], limit=max_tokens)
 
 
@@ -230,15 +237,7 @@ class StepData(Dataset):  # type: ignore[misc]
 
 
 class HeldOut:
-    """Held-out examples, and how to score them.
-
-    Args:
-        found: Bundles of the held-out examples.
-        max_tokens: Largest forward pass, in tokens.
-        pad: Padding token id.
-        dtype: Data type of the model.
-        share: Whether shared prefixes are encoded once.
-    """
+    """Held-out examples, and how to score them in forward passes of at most ``max_tokens`` tokens."""
 
     def __init__(self, found: Sequence[Bundle], max_tokens: int, pad: int, dtype: torch.dtype, share: bool):
         """Group bundles of similar length."""
@@ -324,7 +323,7 @@ def arguments(config: TrainingConfig, folder: Path, steps: int, device: str) -> 
     """Return transformers' arguments for a run of this many steps, divided among the processes of torchrun."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     updates = max(1, math.ceil(steps / (config.accumulation * processes)))
-    common = common_arguments(config.to_dict(), folder, updates, device)
+    common = common_arguments(asdict(config), folder, updates, device)
     return TrainingArguments(
         **common | ({"bf16": config.cpu_bf16} if device == "cpu" else {}),
         num_train_epochs=1,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown, whole_number
-from mas_gym.internal.event_loop import from_thread
+from mas_gym.internal.event_loop import from_thread, together
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest
@@ -254,7 +254,7 @@ class JudgeCritic(Critic):
                 except PolicyError as error:
                     return JudgeReply(None, unread=1, reason=f"the judge failed: {error}")
 
-        return list(await asyncio.gather(*map(one, prompts)))
+        return await together(map(one, prompts))
 
     def _request(self, prompt: str, n: int) -> SamplingRequest:
         """Return a request with seeds that depend only on the prompt, so verdicts do not depend on their batch."""
@@ -346,15 +346,12 @@ def _compared(verdicts: Sequence[JudgeReply]) -> tuple[float, int, int, int, str
     """Return the value of a state from its comparisons, in which it alternates between A and B."""
     wins = []
     for first, second in zip(verdicts[::2], verdicts[1::2], strict=True):
-        known = [share for share in (first.share, _other(second.share)) if share is not None]
+        known = [] if first.share is None else [first.share]
+        known += [] if second.share is None else [1 - second.share]
         wins += [math.fsum(known) / len(known)] if known else []
     if verdicts and not wins:
         return _scored(verdicts, [])
     return _scored(verdicts, [0.5, *wins])
-
-
-def _other(share: float | None) -> float | None:
-    return None if share is None else 1 - share
 
 
 def judge(

@@ -24,19 +24,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, is_number, need, whole_number
 from mas_gym.internal.suggestions import choice, unknown_name
+from mas_gym.policies.folder_checks import read_object
 from mas_gym.policies.local.chat import rendered
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.prompts import ChatMessage
-from rewardmodels.data.encode import chunks
+from rewardmodels.data.encode import chunks, collate_plain
 from rewardmodels.hub import download_files
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, window_of
-from rewardmodels.model.critic_folder import check_folder, read_object
+from rewardmodels.model.critic_folder import check_folder
 from rewardmodels.model.model_critic import ModelCritic
 from search.protocol import ScoringContext
 
@@ -99,7 +100,8 @@ class _Published(ModelCritic):
             whole_number("max_length", max_length, at_least=1)
         self.max_batch = max_batch
         self.concurrent = self._device != "cpu"
-        self.folder = model_folder(model)
+        path = Path(model).expanduser()
+        self.folder = str(path if path.is_dir() else download_files(model, _FILES))
         self._dtype = name
         check_folder(Path(self.folder))
         self._source = ModelSource(self.folder)
@@ -139,10 +141,8 @@ class _Published(ModelCritic):
                 text = text.replace(tag, f"{tag[0]} {tag[1:]}")
         return text
 
-    def _batches(self, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        """Return padded forward passes, short rows first: row indices, input ids and mask."""
-        import torch
-
+    def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """Yield padded forward passes, short rows first: row indices, input ids and mask."""
         for row in rows:
             if len(row) > (self._longest or 0):
                 raise CriticError(
@@ -150,14 +150,9 @@ class _Published(ModelCritic):
                     "max_new_tokens, or set max_length if the model can read more"
                 )
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        found = []
-        pad = self._tokenizer.pad_token_id or 0
         for group in chunks(order, [len(rows[place]) for place in order], padded=True):
-            width = max(len(rows[place]) for place in group)
-            ids = torch.tensor([[*rows[place], *[pad] * (width - len(rows[place]))] for place in group])
-            mask = torch.tensor([[1] * len(rows[place]) + [0] * (width - len(rows[place])) for place in group])
-            found.append((group, ids.to(self._device), mask.to(self._device)))
-        return found
+            inputs = collate_plain([[tuple(rows[place])] for place in group], self._tokenizer.pad_token_id or 0).inputs
+            yield group, inputs["input_ids"].to(self._device), inputs["attention_mask"].to(self._device)
 
 
 class StepRewardModel(_Published):
@@ -480,7 +475,10 @@ class ScalarRewardModel(_Published):
         """Return the model's raw scores."""
         import torch
 
-        rows = [self._rendered(self._turns(context)) for context in contexts]
+        rows = []
+        for context in contexts:
+            answer = "\n\n".join(self._clean(turn.text) for turn in context.state.path()[1:])
+            rows.append(self._rendered([("user", self._clean(context.state.question)), ("assistant", answer)]))
         found: dict[int, float] = {}
         with torch.inference_mode():
             for group, ids, mask in self._batches(rows):
@@ -491,17 +489,3 @@ class ScalarRewardModel(_Published):
     def values(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return the values of distinct states, in order."""
         return [math.tanh(logit / self._scale) for logit in self.logits(contexts)]
-
-    def _turns(self, context: ScoringContext) -> list[tuple[str, str]]:
-        texts = [self._clean(turn.text) for turn in context.state.path()[1:]]
-        return [("user", self._clean(context.state.question)), ("assistant", "\n\n".join(texts))]
-
-
-def model_folder(model: str) -> str:
-    """Return a model's folder, downloaded if it is a hub id.
-
-    Raises:
-        DataNotFoundError: The model is neither a folder nor an available hub id.
-    """
-    path = Path(model).expanduser()
-    return str(path if path.is_dir() else download_files(model, _FILES))

@@ -6,7 +6,6 @@ retries and limits are those of ``openai:`` policies; every reply is validated.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, is_number, shown, shown_url
+from mas_gym.internal.event_loop import from_thread, together
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import unknown_name
 from rewardmodels.model.model_critic import rounded
@@ -107,12 +107,7 @@ class ServerCritic(Critic):
         Raises:
             EngineUnavailableError: The server is down, rejects the key or does not have the model.
         """
-        from mas_gym.internal.event_loop import engine_loop
-
-        return asyncio.run_coroutine_threadsafe(self._all(contexts), engine_loop()).result()
-
-    async def _all(self, contexts: Sequence[ScoringContext]) -> Scores:
-        found = await asyncio.gather(*map(self._one, contexts))
+        found = from_thread(together(map(self._one, contexts)))
         return Scores([value for value, _ in found], reasons=[reason for _, reason in found])
 
     async def _one(self, context: ScoringContext) -> tuple[float, str]:

@@ -64,15 +64,13 @@ def test_critic_of_a_valid_folder_scores_a_state(folder: Path) -> None:
     assert len(load_critic(str(folder)).score(STATE)) == 1
 
 
-def test_identity_depends_on_weights_and_not_on_the_recorded_hash(folder: Path, tmp_path: Path) -> None:
+def test_identity_depends_on_weights(folder: Path, tmp_path: Path) -> None:
     other = save_critic(tmp_path / "other", seed=1)
     before = load_critic(str(folder))
     shutil.copy(other / "model.safetensors", folder / "model.safetensors")
     after = load_critic(str(folder))
     assert before.score(STATE) != after.score(STATE)
     assert identity_of(before) != identity_of(after)
-    change(folder / "critic.json", weights="0" * 32)
-    assert identity_of(load_critic(str(folder))) == identity_of(after)
 
 
 def test_identity_depends_on_config_and_tokenizer(folder: Path) -> None:

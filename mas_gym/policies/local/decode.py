@@ -113,9 +113,9 @@ def _draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Flo
     for head in (*(h for h in _HEADS if h < logits.shape[1]), logits.shape[1]):
         part = slice(None) if len(rows) == len(limits) else torch.from_numpy(rows).to(scaled.device)
         top, ids = torch.topk(scaled[part], head, dim=1)
-        found = _pick(_numpy(top), _numpy(ids), _numpy(total)[rows], limits[rows], uniform[rows], tolerance)
-        picked[rows], doubtful[rows] = found.ids, found.doubtful
-        rows = rows[~found.covered]
+        candidates = _numpy(top), _numpy(ids), _numpy(total)[rows]
+        picked[rows], doubtful[rows], covered = _pick(*candidates, limits[rows], uniform[rows], tolerance)
+        rows = rows[~covered]
         if not len(rows):
             break
     chosen = torch.from_numpy(picked).to(logits.device)
@@ -146,13 +146,9 @@ def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return array.astype(np.float64) if array.dtype == np.float32 else array
 
 
-class _Picked(NamedTuple):
-    ids: Ints
-    doubtful: Bools
-    covered: Bools
-
-
-def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> _Picked:
+def _pick(
+    scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float
+) -> tuple[Ints, Bools, Bools]:
     """Return the chosen ids, the ambiguous rows, and the rows whose nucleus is certainly inside these candidates.
 
     ``scaled`` and ``ids`` are ``[n, k]`` with the most likely token first; ``total`` is the log of the normalizer.
@@ -180,7 +176,7 @@ def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floa
             other, close = _place(p[one], order[one], kept[None], uniform[one], tolerance)
             doubtful[row] |= close[0] or other[0] != place[row]
     # The last candidate must lie outside, or a missing one might belong to the nucleus or tie with its last member.
-    return _Picked(ids[rows, place], doubtful, before[:, -1] - tolerance > top_p)
+    return ids[rows, place], doubtful, before[:, -1] - tolerance > top_p
 
 
 def _place(p: Floats, order: Ints, kept: Bools, uniform: Floats, tolerance: float) -> tuple[Ints, Bools]:
@@ -242,29 +238,6 @@ class DecodingJob:
     missing: int = 0
 
 
-@dataclass(slots=True)
-class DecodeStats:
-    """Counters of an engine's work, for reports and benchmarks.
-
-    Attributes:
-        prefills: Forward passes over prompts.
-        prompt_tokens: Prompt tokens, counted once per prompt for any number of samples.
-        reused_tokens: Prompt tokens reused from earlier prompts with the same prefix.
-        steps: Decode steps.
-        row_steps: Number of rows, summed over all decode steps.
-        tokens: Sampled tokens.
-        rechecks: Single-row reference passes for exactness.
-    """
-
-    prefills: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    steps: int = 0
-    row_steps: int = 0
-    tokens: int = 0
-    rechecks: int = 0
-
-
 class Decoder:
     """A running batch: `submit` jobs, then `step` until they are returned."""
 
@@ -273,11 +246,10 @@ class Decoder:
         model: CausalModel,
         rows: int,
         ends: frozenset[int],
-        stats: DecodeStats,
         prefixes: PrefixStore | None = None,
     ) -> None:
         """Allow up to ``rows`` samples; a token in ``ends`` ends a sample; ``prefixes`` holds encoded prompts."""
-        self._model, self._rows, self._stats = model, rows, stats
+        self._model, self._rows = model, rows
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._slots = Slots(rows, model.sizes.growth)
         self._prefixes = prefixes
@@ -312,8 +284,6 @@ class Decoder:
             n = len(self._running)
             newest = self._tokens[np.arange(n), self._count[:n] - 1]
             logits = self._model.decode(newest, self._slots)
-            self._stats.steps += 1
-            self._stats.row_steps += n
             return self._write(np.arange(n), logits)
 
     def _fitting(self) -> list[list[tuple[DecodingJob, int]]]:
@@ -332,9 +302,6 @@ class Decoder:
         for chunk in self._chunks(groups):
             prompts = [group[0][0].prompt for group in chunk]
             logits, prefilled = self._model.prefill(prompts, self._prefixes)
-            self._stats.prefills += 1
-            self._stats.prompt_tokens += int(prefilled.lengths.sum())
-            self._stats.reused_tokens += prefilled.reused
             source = [i for i, group in enumerate(chunk) for _ in group]
             first = len(self._running)
             for job, index in (row for group in chunk for row in group):
@@ -386,7 +353,6 @@ class Decoder:
         self._count[rows] += 1
         self._sums[rows] += np.stack([drawn.logprobs, drawn.entropy, drawn.self_certainty], axis=1)
         self._least[rows] = np.minimum(self._least[rows], drawn.logprobs)
-        self._stats.tokens += len(rows)
         reason = np.where(self._count[rows] >= self._caps[rows], 2, 0)
         reason[np.isin(drawn.tokens, self._ends)] = 1
         reason[~np.isfinite(drawn.logprobs)] = 3
@@ -400,7 +366,6 @@ class Decoder:
         sure = draw(logits, self._temperature[row : row + 1], self._top_p[row : row + 1], uniform, 0.0)
         for column, one in zip(drawn, sure, strict=True):
             column[place] = one[0]
-        self._stats.rechecks += 1
 
     def _leave(self, finished: list[tuple[int, str]]) -> list[DecodingJob]:
         done = []
@@ -460,5 +425,4 @@ class Decoder:
         """Return the reference's logits ``[n, V]`` and log-probabilities ``[n]`` of a message's tokens."""
         logits = self._model.reference((job.prompt + tokens)[:-1], len(tokens))
         chosen = torch.tensor(tokens, device=logits.device)
-        self._stats.rechecks += 1
         return logits, torch.log_softmax(logits, dim=1).gather(1, chosen[:, None])[:, 0]

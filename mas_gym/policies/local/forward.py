@@ -238,7 +238,7 @@ class CausalModel:
         positions = np.maximum(np.arange(-rest, 0) + lengths[:, None], 0)
         inputs = [torch.from_numpy(array).to(self.device) for array in (ids, mask, positions)]
         logits = self._forward(inputs[0], inputs[1], inputs[2], cache)
-        prefilled = Prefilled(cache, lengths, np.maximum(columns, 0), int(begun.sum()))
+        prefilled = Prefilled(cache, lengths, np.maximum(columns, 0))
         if store is not None:
             for row, prompt in enumerate(prompts):
                 entry = found[row][0]
@@ -248,7 +248,7 @@ class CausalModel:
 
     def decode(self, tokens: npt.NDArray[np.int64], slots: Slots) -> torch.Tensor:
         """Feed each row its newest token; return the next-token logits ``[N, V]``."""
-        slots.open_column()
+        slots.make_room()
         if self.graphs is not None:
             logits = self.graphs.step(tokens, slots)
         else:
@@ -325,7 +325,11 @@ def check_padding(model: CausalModel, vocabulary: int) -> None:
             return
         fault = f"batching changes its probabilities by {gap:.3g}"
     if model.graphs is None:
-        raise PolicyError(_unsupported(fault))
+        raise PolicyError(
+            "expected a causal LM whose only state is attention keys and values, so that rows can be batched with "
+            f"padding; this model does not qualify: {fault}; serve it with vLLM or another server and use "
+            "'openai:MODEL@URL'"
+        )
     # Some models cannot be captured in a graph, for example if they read a value from the GPU.
     model.graphs = None
     check_padding(model, vocabulary)
@@ -337,10 +341,3 @@ def _gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _tolerance(logits: torch.Tensor) -> float:
     return 1e-3 if logits.dtype in (torch.float32, torch.float64) else 0.1
-
-
-def _unsupported(reason: str) -> str:
-    return (
-        "expected a causal LM whose only state is attention keys and values, so that rows can be batched with padding; "
-        f"this model does not qualify: {reason}; serve it with vLLM or another server and use 'openai:MODEL@URL'"
-    )

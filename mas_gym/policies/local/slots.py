@@ -70,13 +70,11 @@ class Prefilled(NamedTuple):
         cache: Their keys and values.
         lengths: ``[n]`` number of tokens in each prompt.
         columns: ``[n, longest]`` cache column of each prompt's tokens, right-aligned; arbitrary for padding.
-        reused: Number of tokens, over all prompts, whose keys and values come from earlier prompts.
     """
 
     cache: DynamicCache
     lengths: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
-    reused: int = 0
 
 
 class Slots:
@@ -118,7 +116,7 @@ class Slots:
         """Add sequences; ``source`` is each sequence's row in ``prompts``; several sequences may share a row."""
         lengths = prompts.lengths[source]
         longest = int(lengths.max())
-        self._make_room(longest, len(source))
+        self.make_room(longest, len(source))
         layers = prompts.cache.layers
         if self.cache is None:
             self.cache = Cache(layers=[_SlotLayer(self, layer.keys, layer.values) for layer in layers])
@@ -137,10 +135,6 @@ class Slots:
         width = self.end - self.start + 1
         mask = np.arange(width) >= (width - 1 - lengths)[:, None]
         return torch.from_numpy(mask).to(device), torch.from_numpy(lengths[:, None].copy()).to(device)
-
-    def open_column(self) -> None:
-        """Make room for the next token of each sequence."""
-        self._make_room(0, 0)
 
     def advance(self) -> None:
         """Advance past the column that the model has just written."""
@@ -162,7 +156,7 @@ class Slots:
         self.n = kept
         return list(zip(movers, holes, strict=True))
 
-    def _make_room(self, prompt: int, more: int) -> None:
+    def make_room(self, prompt: int = 0, more: int = 0) -> None:
         """Make room for ``more`` rows, ``prompt`` columns before the common end and one after it."""
         rows = self.rows if self.n + more <= self.rows else min(self._most, 2 * (self.n + more))
         if rows == self.rows and prompt <= self.end < self.capacity:

@@ -23,7 +23,7 @@ from mas_gym.policies.base import (
 )
 from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat
-from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, DecodingJob
+from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodingJob
 from mas_gym.policies.local.forward import (
     CausalModel,
     PrefixStore,
@@ -65,9 +65,6 @@ class TransformersPolicy(StreamingPolicy):
         trust_remote_code: Run Python code from the model's files. There is no interactive prompt for it.
 
     Attributes:
-        name: As above.
-        max_batch: As above.
-        stats: Counters of the work done so far.
         format: The tokenizer with its chat conventions.
         end_tokens: Token ids that end a message, from the generation config and the tokenizer.
 
@@ -101,10 +98,9 @@ class TransformersPolicy(StreamingPolicy):
                 whole_number(option, value, at_least=least)
         self.name = name or Path(model).name
         self.max_batch = max_batch
-        self.stats = DecodeStats()
         check_model(model)
         self._source = ModelSource(str(model))
-        lm, tokenizer = _load(str(model), _device(device), dtype, trust_remote_code)
+        lm, tokenizer = _load(str(model), device, dtype, trust_remote_code)
         self._threads = lm.num_parameters(), threads
         self.prefix_megabytes = prefix_cache_megabytes(lm) if prefix_megabytes is None else prefix_megabytes
         with threads_for(*self._threads):
@@ -174,9 +170,7 @@ class TransformersSession:
 
     def __init__(self, policy: TransformersPolicy) -> None:
         self._policy = policy
-        self._decoder: Decoder | None = Decoder(
-            policy._model, policy.max_batch, policy.end_tokens, policy.stats, policy._prefixes
-        )
+        self._decoder: Decoder | None = Decoder(policy._model, policy.max_batch, policy.end_tokens, policy._prefixes)
         self._refused: list[tuple[Hashable, SamplingReply | PolicyError]] = []
         self._open: dict[Hashable, int] = {}
         self.pending = 0
@@ -187,7 +181,7 @@ class TransformersSession:
             raise PolicyError("the session is closed; open another with the policy's open()")
         cap = min(request.max_new_tokens, GLOBAL_CAP)
         try:
-            refuse_extra_body(self._policy, request)
+            refuse_extra_body(self._policy, request.agent, request.extra_body)
             prompt = self._policy.format.encode(request.messages, cap)
         except PolicyError as error:
             self._refused.append((key, error))
@@ -235,13 +229,9 @@ class TransformersSession:
         self._refused, self._open, self.pending = [], {}, 0
 
 
-def _device(device: str) -> str:
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would prompt the user.
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
