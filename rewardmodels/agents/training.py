@@ -197,8 +197,7 @@ def _fit(
     trainer = make_trainer(config, rows, model, tokenizer, out / STATE / "checkpoints", device, curves)
     drift: dict[str, float] = {}
     if isinstance(trainer, CreditTrainer):
-        gaps = trainer.drift(rows, config.max_rows)
-        drift = {"mean": sum(mean for mean, _ in gaps) / len(gaps), "largest": max(largest for _, largest in gaps)}
+        drift = trainer.drift(rows, config.max_rows)
         log(
             "log-probabilities at sampling differ from the training forward pass by "
             f"{drift['mean']:.2g} nats per token on average, {drift['largest']:.2g} at most"

@@ -10,11 +10,13 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
@@ -61,56 +63,47 @@ class CreditTrainer(Guarded, GRPOTrainer):
     def _prepare_inputs(self, generation_batch: object) -> object:
         return Trainer._prepare_inputs(self, generation_batch)
 
-    def drift(self, rows: Sequence[Row], batch_size: int) -> list[tuple[float, float]]:
+    def drift(self, rows: Sequence[Row], batch_size: int) -> dict[str, float]:
         """Compare the log-probabilities at sampling with those of the model's forward pass.
 
         Returns:
-            For each batch, the mean and the largest absolute difference per token, in nats.
+            The ``mean`` (over the batches) and the ``largest`` absolute difference per token, in nats.
         """
-        found = []
-        collate = Padded(self._tokenizer.pad_token_id)
+        means, largest = [], []
         training = self.model.training
         self.model.eval()
         for start in range(0, len(rows), batch_size):
-            batch = {k: v.to(self.args.device) for k, v in collate(rows[start : start + batch_size]).items()}
+            batch = {k: v.to(self.args.device) for k, v in self.data_collator(rows[start : start + batch_size]).items()}
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
             width = batch["completion_ids"].size(1)
             with torch.no_grad():
                 logprobs, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, width)
             gaps = (logprobs - batch["old_per_token_logps"]).abs()[batch["completion_mask"].bool()]
-            found.append((gaps.mean().item(), gaps.max().item()))
+            means.append(gaps.mean().item())
+            largest.append(gaps.max().item())
         self.model.train(training)
-        return found
+        return {"mean": sum(means) / len(means), "largest": max(largest)}
 
 
-class Padded:
-    """Collates rows for GRPO: prompts are padded on the left, messages on the right."""
+def padded(rows: Sequence[Row], pad: int) -> dict[str, torch.Tensor]:
+    """Collate rows for GRPO: prompts are padded on the left, messages on the right.
 
-    def __init__(self, pad: int) -> None:
-        self.pad = pad
+    Returns:
+        ``[B, P]`` prompts, ``[B, T]`` messages and log-probabilities, their masks, and ``[B]`` advantages.
+    """
 
-    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """Return ``[B, P]`` prompts, ``[B, T]`` messages and log-probabilities, their masks, and ``[B]`` advantages."""
-        before = max(len(row["prompt_ids"]) for row in rows)
-        after = max(len(row["completion_ids"]) for row in rows)
+    def column(values: Sequence[Sequence[float]], fill: float, side: str, dtype: torch.dtype) -> torch.Tensor:
+        return pad_sequence([torch.tensor(one, dtype=dtype) for one in values], True, fill, side)
 
-        def left(ids: Sequence[int], fill: int) -> list[int]:
-            return [fill] * (before - len(ids)) + list(ids)
-
-        def right(ids: Sequence[float], fill: float) -> list[float]:
-            return list(ids) + [fill] * (after - len(ids))
-
-        return {
-            "prompt_ids": torch.tensor([left(row["prompt_ids"], self.pad) for row in rows]),
-            "prompt_mask": torch.tensor([left([1] * len(row["prompt_ids"]), 0) for row in rows]),
-            "completion_ids": torch.tensor([right(row["completion_ids"], self.pad) for row in rows], dtype=torch.long),
-            "completion_mask": torch.tensor(
-                [right([1] * len(row["completion_ids"]), 0) for row in rows], dtype=torch.long
-            ),
-            "old_per_token_logps": torch.tensor([right(row["logprobs"], 0.0) for row in rows], dtype=torch.float32),
-            "advantages": torch.tensor([row["advantage"] for row in rows], dtype=torch.float32),
-        }
+    found = {}
+    for name, side in (("prompt", "left"), ("completion", "right")):
+        ids = [row[f"{name}_ids"] for row in rows]
+        found[f"{name}_ids"] = column(ids, pad, side, torch.long)
+        found[f"{name}_mask"] = column([[1] * len(one) for one in ids], 0, side, torch.long)
+    found["old_per_token_logps"] = column([row["logprobs"] for row in rows], 0.0, "right", torch.float32)
+    found["advantages"] = torch.tensor([row["advantage"] for row in rows], dtype=torch.float32)
+    return found
 
 
 def _advantages(**columns: Any) -> list[float]:
@@ -171,6 +164,6 @@ def make_trainer(
             steps_per_generation=2 * accumulation,
         )
         trainer = CreditTrainer(model, _advantages, args=arguments, **parts)
-        trainer.data_collator = Padded(trainer._tokenizer.pad_token_id)
+        trainer.data_collator = partial(padded, pad=trainer._tokenizer.pad_token_id)
     trainer.remove_callback(PrinterCallback)
     return trainer  # type: ignore[no-any-return]

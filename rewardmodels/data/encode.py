@@ -344,14 +344,12 @@ def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
 def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> ModelInput:
     """Return each complete state as one row, padded on the right; for models that do not support custom masks."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    lengths = [sum(map(len, state)) for state in states]
-    ids = np.full((len(states), max(lengths)), pad, np.int64)
-    for i, state in enumerate(states):
-        ids[i, : lengths[i]] = np.fromiter((token for part in state for token in part), np.int64, lengths[i])
-    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
-    return ModelInput(inputs, torch.arange(len(states)), torch.tensor(lengths) - 1)
+    rows = [torch.tensor([token for part in state for token in part]) for state in states]
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    inputs = {"input_ids": pad_sequence(rows, batch_first=True, padding_value=pad), "attention_mask": mask}
+    return ModelInput(inputs, torch.arange(len(states)), mask.sum(dim=1) - 1)
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False, limit: int = MOST_TOKENS) -> list[list[T]]:

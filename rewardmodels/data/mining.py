@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from mas_gym.systems.state import MASState
@@ -146,5 +147,4 @@ def _split(ranked: Sequence[float]) -> int:
 
 
 def _round_robin(groups: Sequence[list[Pair]]) -> list[Pair]:
-    longest = max(map(len, groups), default=0)
-    return [group[i] for i in range(longest) for group in groups if i < len(group)]
+    return [pair for turn in zip_longest(*groups) for pair in turn if pair is not None]

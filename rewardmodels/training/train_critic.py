@@ -112,13 +112,17 @@ def train(
             "anchor: expected labeled states, got none; collect the same trees again with kind='points', and pass the "
             "result as points="
         )
-    if (warning := continuation_warning(data)) is not None:
-        log(warning)
+    if data.kind != "outcomes" and (single := data.continuations.get(1)):
+        log(
+            f"{single:,} of {sum(data.continuations.values()):,} recorded states have one continuation: their target "
+            "is the outcome of one sample; --min-continuations 2 excludes them"
+        )
     prints = [part.fingerprint() for part in (data, points if config.anchor else None) if part is not None]
     claim_folder(out, out / RUN, {"settings": asdict(config), "data": prints, "base": base})
     if (out / META).exists():
         log(f"{out} is already trained")
-        return Trained(out, read_info(out), _history(out))
+        metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+        return Trained(out, read_info(out), metrics["history"])
     if not config.frozen:
         return _run(model, tokenizer, config, data, points, out, base, device, log)
     from rewardmodels.training.frozen_backbone import FrozenBackbone
@@ -199,11 +203,6 @@ def claim_folder(out: Path, mark: Path, run: JSONObject) -> None:
         raise ConfigError(f"expected an empty folder or one with a training run, got {out}; choose another folder")
     else:
         write_whole(mark, json.dumps(run, indent=2))
-
-
-def _history(out: Path) -> list[JSONObject]:
-    path = out / "metrics.json"
-    return list(json.loads(path.read_text(encoding="utf-8"))["history"]) if path.exists() else []
 
 
 def _run(
@@ -336,17 +335,6 @@ def _log_shortened(encoder: Encoder, log: Callable[[str], None]) -> None:
             f"{encoder.shortened:,} states are longer than max_length ({encoder.max_length} tokens): their oldest "
             "parts are left out, and the end of the newest message is kept"
         )
-
-
-def continuation_warning(data: RewardData) -> str | None:
-    """Return a warning if process targets are based on single recorded continuations; otherwise None."""
-    single, total = data.continuations.get(1, 0), sum(data.continuations.values())
-    if data.kind == "outcomes" or not single:
-        return None
-    return (
-        f"{single:,} of {total:,} recorded states have one continuation: their target is the outcome of one sample; "
-        "--min-continuations 2 excludes them"
-    )
 
 
 def _versions() -> dict[str, str]:
