@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, TrainingError, need, whole_number
 from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.policies import load_policy
 from mas_gym.policies.token_traces import traced, traces_folder
@@ -90,6 +91,11 @@ class Round(NamedTuple):
     rows: tuple[ResultRow, ...]
     values: dict[str, float]
     outcomes: tuple[Outcome, ...]
+
+    def to_dict(self) -> JSONObject:
+        """Return a JSON-serializable form, with the number of outcomes instead of the outcomes."""
+        rows = [row.to_dict() for row in self.rows]
+        return {**self._asdict(), "rows": rows, "outcomes": len(self.outcomes)}
 
 
 def improve(
@@ -269,11 +275,8 @@ def _report(out: Path, rounds: Sequence[Round]) -> None:
     """Rewrite ``rounds.json``, the TensorBoard ``curves`` and ``curves.png``."""
     from torch.utils.tensorboard import SummaryWriter
 
-    stated = [
-        {**one._asdict(), "rows": [row.to_dict() for row in one.rows], "outcomes": len(one.outcomes)} for one in rounds
-    ]
     try:
-        write_whole(out / ROUNDS, json.dumps(stated, indent=2))
+        write_whole(out / ROUNDS, json.dumps([one.to_dict() for one in rounds], indent=2))
         shutil.rmtree(out / CURVES, ignore_errors=True)
         with SummaryWriter(str(out / CURVES)) as writer:
             for one in rounds:
