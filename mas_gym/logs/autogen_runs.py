@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import chat
+from mas_gym.logs.fields import field_text, inside
 from mas_gym.logs.messages import written
 from mas_gym.logs.transcript import Transcript
-from mas_gym.tasks.data_rows import BadRow
 
 _LEFT_OUT = (
     *("ThoughtEvent", "ModelClientStreamingChunkEvent", "SelectSpeakerEvent", "SelectorEvent"),
@@ -26,31 +25,21 @@ def is_autogen(row: object) -> bool:
     return isinstance(first, Mapping) and first.keys() >= {"source", "type"} and "role" not in first
 
 
-def autogen(row: object) -> Transcript:
-    """Read a ``TaskResult`` or its messages; the speaker is each message's ``source``.
-
-    Raises:
-        BadRow: The row has another format.
-    """
-    if not is_autogen(row):
-        raise BadRow(f"expected messages with source and type (AutoGen), got {shown(row)}")
-    fields: JSONObject = dict(row) if isinstance(row, Mapping) else {"messages": row}
+def autogen(row: JSONMapping | list[JSONMapping]) -> Transcript:
+    """Read a ``TaskResult`` or its messages; the speaker is each message's ``source``."""
+    fields = {"messages": row} if isinstance(row, list) else row
     dropped: Counter[str] = Counter()
     messages = [message for entry in fields["messages"] for message in _read(entry, dropped)]
     found = chat({**fields, "messages": messages})
     return replace(found, dropped={**found.dropped, **dropped})
 
 
-def _read(entry: object, dropped: Counter[str]) -> Iterator[JSONObject]:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("source"), str):
-        raise BadRow(f"expected a message with source and type, got {shown(entry)}")
-    kind, content = str(entry.get("type")), entry.get("content")
+def _read(entry: JSONMapping, dropped: Counter[str]) -> Iterator[JSONObject]:
+    kind, content = entry.get("type"), entry.get("content")
     if kind in _LEFT_OUT:
-        dropped[kind] += 1
+        dropped[str(kind)] += 1
     elif kind == "ToolCallExecutionEvent" and isinstance(content, list):
         for result in content:
-            if not isinstance(result, Mapping):
-                raise BadRow(f"expected a tool result with content and call_id, got {shown(result)}")
             call = {"tool_call_id": result.get("call_id"), "name": result.get("name")}
             yield {"role": "tool", **call, "content": result.get("content")}
     else:
@@ -59,10 +48,9 @@ def _read(entry: object, dropped: Counter[str]) -> Iterator[JSONObject]:
 
 
 def _speaker(entry: JSONMapping) -> JSONObject:
-    if entry["source"] == "user":
+    if field_text(entry, "source") == "user":
         return {"role": "user"}
-    usage = entry.get("models_usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0
+    tokens = inside(entry, "models_usage", "completion_tokens")
     return {"role": "assistant", "name": entry["source"], "tokens": tokens, "recipient": entry.get("target")}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mas_gym.errors import shown
+from mas_gym.logs.fields import inside
 from mas_gym.logs.messages import History, is_history, read_history, written
 from mas_gym.logs.transcript import Transcript, number, small_facts, truth
 from mas_gym.tasks.data_rows import BadRow, first_of
@@ -83,5 +84,5 @@ def made(history: History, *, dropped: Mapping[str, int] | None = None, **parts:
 
 def is_chat(row: object) -> bool:
     """Whether a row has the format ``chat``."""
-    messages = row.get("messages") if isinstance(row, Mapping) else None
+    messages = inside(row, "messages")
     return isinstance(messages, list) and (not messages or is_history(messages))

@@ -11,6 +11,7 @@ from pathlib import Path
 from mas_gym.errors import DataError, is_number, need, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import made, reference_of, text_or_none
+from mas_gym.logs.fields import has_fields, inside, list_of
 from mas_gym.logs.messages import message_content, read_history
 from mas_gym.logs.transcript import Transcript
 from mas_gym.tasks.data_rows import BadRow, RawRow
@@ -103,22 +104,22 @@ def model_of(path: Path) -> str:
             header = _member(path, archive, found[0]) if found else None
     else:
         header = next((row.value for row in json_rows(path)), None)
-    about = header.get("eval") if isinstance(header, Mapping) else None
-    model = about.get("model") if isinstance(about, Mapping) else None
+    model = inside(header, "eval", "model")
     return model if isinstance(model, str) else ""
+
+
+_is_header = has_fields("eval", "plan")
+_is_whole_sample = has_fields("id", "input", "target", "messages")
 
 
 def is_inspect(row: object) -> bool:
     """Whether a row is a JSON log of Inspect, or one of its samples."""
-    return _is_log(row) or (isinstance(row, Mapping) and row.keys() >= {"id", "input", "target", "messages"})
+    return _is_whole_sample(row) or _is_log(row)
 
 
 def _is_log(row: object) -> bool:
-    if not isinstance(row, Mapping) or "conversations" in row:
-        return False
-    samples = row.get("samples")
-    first = samples[0] if isinstance(samples, list) and samples else None
-    return is_inspect(first) or ("eval" in row and "plan" in row)
+    samples = list_of(inside(row, "samples"))
+    return _is_whole_sample(samples[0]) if samples else _is_header(row)
 
 
 def inspect_samples(rows: Iterable[RawRow]) -> Iterator[RawRow]:
@@ -135,21 +136,15 @@ def inspect_samples(rows: Iterable[RawRow]) -> Iterator[RawRow]:
             yield RawRow(place, row)
 
 
-def inspect(row: object) -> Transcript:
-    """Read a sample of an Inspect log.
-
-    Raises:
-        BadRow: The row has another format.
-    """
-    if not isinstance(row, Mapping) or not is_inspect(row):
-        raise BadRow(f"expected a sample with id, input, target and messages (Inspect), got {shown(row)}")
-    attachments = row.get("attachments")
-    messages = _attached(row["messages"], attachments if isinstance(attachments, Mapping) else {})
+def inspect(row: JSONMapping) -> Transcript:
+    """Read a sample of an Inspect log."""
+    messages = list_of(_attached(row["messages"], row.get("attachments") or {}))
     # The choices are only in the first message.
     history = read_history(_named(messages, row), None if row.get("choices") else _asked(row["input"]))
     scores = sample_scores(row)
     name, value = next(((name, value) for name, value in scores.items() if value is not None), ("", None))
-    facts = {"id": text_or_none(row["id"], "id"), "epoch": row.get("epoch"), "scorer": name, "error": _error(row)}
+    facts = {"id": text_or_none(row["id"], "id"), "epoch": row.get("epoch"), "scorer": name}
+    facts["error"] = (inside(row, "error", "message") or "")[:1000]
     return made(
         history,
         answer=_answer(row),
@@ -161,48 +156,37 @@ def inspect(row: object) -> Transcript:
     )
 
 
-def _named(messages: object, row: JSONMapping) -> object:
+def _named(messages: list[JSONMapping], row: JSONMapping) -> list[object]:
     """Return the messages with the tokens of model calls and, if there are several, the solvers or agents as names."""
     authors = _authors(row.get("events"))
     several = len({name for name, _ in authors.values()} - {None}) > 1
-    if not isinstance(messages, list) or not authors:
-        return messages
     found: list[object] = []
     for one in messages:
-        key = one.get("id") if isinstance(one, Mapping) else None
-        if isinstance(one, Mapping) and isinstance(key, str) and key in authors:
-            name, tokens = authors[key]
-            one = {"tokens": tokens, **({"name": name} if several and name else {}), **one}
-        found.append(one)
+        name, tokens = authors.get(one.get("id"), (None, None))
+        found.append({"tokens": tokens, **({"name": name} if several and name else {}), **one})
     return found
 
 
-def _authors(events: object) -> dict[str, tuple[str | None, object]]:
+def _authors(events: object) -> dict[object, tuple[str | None, object]]:
     """Return the span and the generated tokens of each message that a model wrote, by the message's id.
 
     The span is the innermost one of an agent or a solver.
     """
     parents: dict[object, object] = {}
     names: dict[object, str] = {}
-    found: dict[str, tuple[str | None, object]] = {}
-    for event in events if isinstance(events, list) else ():
-        if not isinstance(event, Mapping):
-            continue
-        if event.get("event") == "span_begin" and isinstance(event.get("id"), str):
+    found: dict[object, tuple[str | None, object]] = {}
+    for event in list_of(events):
+        if event.get("event") == "span_begin":
             parents[event["id"]] = event.get("parent_id")
-            if event.get("type") in ("agent", "solver") and isinstance(event.get("name"), str):
+            if event.get("type") in ("agent", "solver"):
                 names[event["id"]] = event["name"]
-        elif event.get("event") == "model" and isinstance(event.get("output"), Mapping):
-            output, span, passed = event["output"], event.get("span_id"), 0
-            while isinstance(span, str) and span in parents and span not in names and passed < _DEPTH:
+        elif event.get("event") == "model":
+            span, passed = event.get("span_id"), 0
+            while span in parents and span not in names and passed < _DEPTH:
                 span, passed = parents[span], passed + 1
-            usage = output.get("usage")
-            tokens = usage.get("output_tokens") if isinstance(usage, Mapping) else None
-            choices = output.get("choices")
-            for choice in choices if isinstance(choices, list) else ():
-                message = choice.get("message") if isinstance(choice, Mapping) else None
-                if isinstance(message, Mapping) and isinstance(message.get("id"), str):
-                    found[message["id"]] = names.get(span) if isinstance(span, str) else None, tokens
+            for choice in list_of(inside(event, "output", "choices")):
+                tokens = inside(event, "output", "usage", "output_tokens")
+                found[inside(choice, "message", "id")] = names.get(span), tokens
     return found
 
 
@@ -240,18 +224,8 @@ def _asked(given: object) -> str | None:
 
 
 def _answer(row: JSONMapping) -> str | None:
-    scores = row.get("scores")
-    for score in scores.values() if isinstance(scores, Mapping) else ():
-        answer = score.get("answer") if isinstance(score, Mapping) else None
-        if isinstance(answer, str) and answer.strip():
-            return answer
-    return None
-
-
-def _error(row: JSONMapping) -> str | None:
-    error = row.get("error")
-    text = error.get("message") if isinstance(error, Mapping) else error
-    return text[:1000] if isinstance(text, str) else None
+    answers = (inside(score, "answer") for score in (row.get("scores") or {}).values())
+    return next((answer for answer in answers if isinstance(answer, str) and answer.strip()), None)
 
 
 def _attached(value: object, attachments: JSONMapping, depth: int = 0) -> object:

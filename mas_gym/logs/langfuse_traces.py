@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.logs.spans import AGENT, MODEL, OTHER, TOOL, Span, first_value, list_of, make_span, metadata_of
-from mas_gym.tasks.data_rows import BadRow
+from mas_gym.logs.fields import list_of
+from mas_gym.logs.spans import AGENT, MODEL, OTHER, TOOL, Span, make_span, metadata_of
+from mas_gym.tasks.data_rows import BadRow, first_of
 
 _TRACE = {"id", "timestamp", "input", "output", "sessionId"}
 
@@ -19,14 +19,8 @@ def is_langfuse(row: object) -> bool:
     return isinstance(row.get("observations"), list) or row.keys() >= _TRACE or row.keys() >= {"traceId", "type"}
 
 
-def langfuse_spans(row: object) -> Iterable[Span]:
-    """Return the spans of a trace with its observations, or of an observation.
-
-    Raises:
-        BadRow: The row has another format, or a trace has no observations.
-    """
-    if not isinstance(row, Mapping) or not is_langfuse(row):
-        raise BadRow(f"expected a trace with observations, or an observation (Langfuse), got {shown(row)}")
+def langfuse_spans(row: JSONMapping) -> Iterable[Span]:
+    """Return the spans of a trace with its observations, or of an observation. Raises `BadRow`."""
     return _observation(row) if "traceId" in row else _trace(row)
 
 
@@ -48,18 +42,16 @@ def _trace(row: JSONMapping) -> Iterator[Span]:
         trace, root, None, OTHER, None, str(row.get("name", "")), start, row.get("input"), row.get("output"), 0, facts
     )
     for observation in observations:
-        if not isinstance(observation, Mapping):
-            raise BadRow(f"expected an observation, got {shown(observation)}")
         for span in _observation({"traceId": trace, **observation}):
             yield span | {"parent": span["parent"] or root}
 
 
-def _observation(row: Mapping[str, object]) -> Iterator[Span]:
+def _observation(row: JSONMapping) -> Iterator[Span]:
     sort = str(row.get("type", "")).upper()
     kind = {"GENERATION": MODEL, "TOOL": TOOL, "AGENT": AGENT}.get(sort, OTHER)
     name = str(row.get("name") or "")
     usage = row.get("usageDetails", row.get("usage"))
-    tokens = first_value(usage, "output", "completionTokens", "output_tokens", "completion_tokens")
+    tokens = first_of(usage or {}, ("output", "completionTokens", "output_tokens", "completion_tokens"))
     facts = metadata_of(row.get("metadata")) | ({"model": row["model"]} if isinstance(row.get("model"), str) else {})
     agent = facts.get("agent") or facts.get("agent_name") or (name if kind == AGENT else None)
     parent = row.get("parentObservationId")
@@ -70,4 +62,4 @@ def _observation(row: Mapping[str, object]) -> Iterator[Span]:
 
 
 def _scores(entries: object) -> JSONObject:
-    return {f"score.{first_value(one, 'name')}": first_value(one, "value", "stringValue") for one in list_of(entries)}
+    return {f"score.{one['name']}": first_of(one, ("value", "stringValue")) for one in list_of(entries)}

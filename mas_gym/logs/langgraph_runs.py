@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import QUESTION, chat
-from mas_gym.logs.messages import is_history, is_message
+from mas_gym.logs.fields import inside
+from mas_gym.logs.messages import is_message
 from mas_gym.logs.transcript import Transcript
 from mas_gym.tasks.data_rows import BadRow, RawRow, first_of
 
@@ -52,9 +52,11 @@ def _streamed_part(row: object) -> tuple[object, JSONMapping] | None:
 
 
 def _state(row: object) -> JSONMapping | None:
-    """Return the state in a row of a stream with several modes; None for another row."""
+    """Return the state in a row, without the mode and the namespace of the stream; None for another row."""
     part = _streamed_part(row)
-    return part[1] if part is not None and part[0] == "values" and isinstance(part[1].get("messages"), list) else None
+    if part is not None:
+        row = part[1] if part[0] == "values" else None
+    return row if isinstance(row, Mapping) and isinstance(row.get("messages"), list) else None
 
 
 def _update(row: object) -> JSONMapping | None:
@@ -75,89 +77,69 @@ def langgraph_runs(rows: Iterable[RawRow]) -> Iterator[RawRow]:
     An update with a user's message begins the next run. The states of a run begin with the messages of the earlier
     ones (``stream_mode="values"``). Of a stream of both, the updates are read, and the first state of a run, its input.
     """
-    run: list[RawRow] = []
-    state: RawRow | None = None
-    for one in _with_inputs(rows):
-        update = _update(one.value)
-        if run and (update is None or _asks(update)):
-            yield RawRow(run[0].place, {"updates": [part.value for part in run]})
-            run = []
-        if state is not None and not _continues(one.value, state.value):
-            yield state
-        state = one if update is None else None
-        if update is not None:
-            run.append(RawRow(one.place, update))
-    if state is not None:
-        yield state
-    if run:
-        yield RawRow(run[0].place, {"updates": [part.value for part in run]})
+    place = ""
+    state: JSONMapping | None = None
+    updates: list[JSONMapping] = []
 
+    def ended() -> Iterator[RawRow]:
+        if updates or state is not None:
+            yield RawRow(place, {"updates": updates} if updates else state)
 
-def _continues(row: object, earlier: object) -> bool:
-    now, before = (one.get("messages") if isinstance(one, Mapping) else None for one in (row, earlier))
-    return _extends(now, before) and now != before
-
-
-def _extends(now: object, before: object) -> bool:
-    return isinstance(now, list) and isinstance(before, list) and now[: len(before)] == before
-
-
-def _with_inputs(rows: Iterable[RawRow]) -> Iterator[RawRow]:
-    """Yield the rows; of a stream of states and updates, only the input of each run, as an update, and the updates."""
-    first: RawRow | None = None
-    latest: JSONMapping | None = None
-    updated = False
     for one in rows:
-        state = _state(one.value)
-        if state is not None and latest is not None and updated and _extends(state["messages"], latest["messages"]):
-            latest = state
-            continue
-        if first is not None:
-            assert latest is not None
-            updated = _update(one.value) is not None
-            yield RawRow(first.place, {_START: {"messages": latest["messages"]}} if updated else latest)
-        first, latest = (None, latest if updated else None) if state is None else (one, state)
-        updated = updated and state is None
-        if state is None:
-            yield one
-    if first is not None:
-        assert latest is not None
-        yield RawRow(first.place, latest)
+        update, now = _update(one.value), _state(one.value)
+        if update is not None:
+            if updates and _asks(update):
+                yield from ended()
+                state, updates = None, []
+            if not updates and state is not None:
+                updates.append({_START: {"messages": state["messages"]}})
+            place = place if updates else one.place
+            updates.append(update)
+        elif now is not None and state is not None and _continues(now, state, equal=bool(updates)):
+            place, state = place if updates else one.place, now
+        else:
+            yield from ended()
+            place, state, updates = one.place, now, []
+            if now is None:
+                yield one
+    yield from ended()
+
+
+def _continues(now: JSONMapping, before: JSONMapping, equal: bool) -> bool:
+    """Whether a state begins with the messages of an earlier one, and, unless they may be equal, has more messages."""
+    new, old = now["messages"], before["messages"]
+    return new[: len(old)] == old and (equal or new != old)
 
 
 def _asks(update: JSONMapping) -> bool:
     return any(_is_user(message) for _, message in _messages(update))
 
 
-def langgraph(row: object) -> Transcript:
+def langgraph(row: JSONMapping | list[object]) -> Transcript:
     """Read a LangGraph history: messages, a state or snapshot with ``messages``, or streamed updates.
 
     In updates of the form ``{"node": {"messages": [...]}}``, messages without a name belong to the node.
 
     Raises:
-        BadRow: The row has another format, or updates contain no question.
+        BadRow: The row is of an unsuitable stream mode, or updates contain no question.
     """
     mode = _unreadable(row)
     if mode is not None:
         raise BadRow(f"expected states or updates, got a row of stream_mode={mode!r}; {_BOTH}")
     if isinstance(row, list):
-        row = {"messages": row} if is_history(row) else {"updates": row}
-    if isinstance(row, Mapping) and isinstance(row.get("updates"), list):
+        row = {"messages": row}
+    if "updates" in row:
         return _streamed(row, row["updates"])
-    values = first_of(row, _STATE) if isinstance(row, Mapping) else None
-    if isinstance(row, Mapping) and isinstance(values, Mapping):
+    values = first_of(row, _STATE)
+    if values is not None:
         row = {**{key: row[key] for key in row if key not in _STATE}, **values}
     found = chat(row)
     unnamed = sum(message.agent and message.speaker == "Assistant" for message in found.messages)
     return replace(found, dropped={**found.dropped, _UNNAMED: unnamed}) if unnamed > 1 else found
 
 
-def _streamed(row: JSONMapping, updates: list[object]) -> Transcript:
-    messages: list[object] = []
-    for update in updates:
-        if not isinstance(update, Mapping):
-            raise BadRow(f"expected an object that maps nodes to updates, got {shown(update)}")
-        messages += [_named(node, message) for node, message in _messages(update)]
+def _streamed(row: JSONMapping, updates: list[JSONMapping]) -> Transcript:
+    messages = [_named(node, message) for update in updates for node, message in _messages(update)]
     if first_of(row, QUESTION) is None and not (messages and _is_user(messages[0])):
         raise BadRow(
             f"expected updates that begin with a user's message, which LangGraph streams only in states; {_BOTH}, or "
@@ -166,7 +148,7 @@ def _streamed(row: JSONMapping, updates: list[object]) -> Transcript:
     return chat({**{key: row[key] for key in row if key != "updates"}, "messages": messages})
 
 
-def _messages(update: JSONMapping) -> Iterator[tuple[str, object]]:
+def _messages(update: JSONMapping) -> Iterator[tuple[str, JSONMapping]]:
     for node, change in update.items():
         messages = change.get("messages") if isinstance(change, Mapping) else None
         for message in messages if isinstance(messages, list) else [messages] if is_message(messages) else []:
@@ -174,18 +156,15 @@ def _messages(update: JSONMapping) -> Iterator[tuple[str, object]]:
 
 
 def _is_user(message: object) -> bool:
-    if not isinstance(message, Mapping):
-        return False
-    inner = message.get("kwargs") if isinstance(message.get("kwargs"), Mapping) else message
-    path = message.get("id")
-    kind = path[-1] if isinstance(path, list) and path else inner.get("type", inner.get("role"))  # type: ignore[union-attr]
+    inner = inside(message, "kwargs") or message
+    path = inside(message, "id")
+    kind = path[-1] if isinstance(path, list) and path else inside(inner, "type") or inside(inner, "role")
     return kind in ("human", "user", "HumanMessage")
 
 
-def _named(node: str, message: object) -> object:
-    if not isinstance(message, Mapping) or _is_user(message):
+def _named(node: str, message: JSONMapping) -> object:
+    if _is_user(message):
         return message
-    if isinstance(message.get("kwargs"), Mapping):
-        named = message["kwargs"].get("name")
-        return message if named else {**message, "kwargs": {**message["kwargs"], "name": node}}
+    if "kwargs" in message:
+        return {**message, "kwargs": _named(node, message["kwargs"])}
     return message if message.get("name") else {**message, "name": node}

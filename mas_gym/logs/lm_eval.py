@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from mas_gym.errors import is_number, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import QUESTION, reference_of
+from mas_gym.logs.fields import AGENT, has_fields
 from mas_gym.logs.messages import written
 from mas_gym.logs.transcript import LoggedMessage, Transcript
 from mas_gym.tasks.data_rows import BadRow, RawRow, first_of
@@ -16,10 +17,7 @@ _FIELDS = {
     *("doc_hash", "prompt_hash", "target_hash"),
 }
 
-
-def is_lm_eval(row: object) -> bool:
-    """Whether a row is a sample of lm-evaluation-harness."""
-    return isinstance(row, Mapping) and row.keys() >= {"doc_id", "doc", "resps"}
+is_lm_eval = has_fields("doc_id", "doc", "resps")
 
 
 def lm_eval_samples(rows: Iterable[RawRow]) -> Iterator[RawRow]:
@@ -33,7 +31,7 @@ def lm_eval_samples(rows: Iterable[RawRow]) -> Iterator[RawRow]:
         if row.get("filter") != first:
             continue
         repeats = _responses(row)
-        if len(repeats) < 2 or _choices(row):
+        if len(repeats) < 2 or _choice(row) is not None:
             yield RawRow(place, row)
         else:
             # The metrics are those of the filtered response.
@@ -42,31 +40,20 @@ def lm_eval_samples(rows: Iterable[RawRow]) -> Iterator[RawRow]:
                 yield RawRow(f"{place} response {number}", {**plain, "resps": [[one]]})
 
 
-def lm_eval(row: object) -> Transcript:
-    """Read a sample of lm-evaluation-harness; of a multiple-choice task, the choice with the highest likelihood.
-
-    Raises:
-        BadRow: The row has another format.
-    """
-    if not isinstance(row, Mapping) or not is_lm_eval(row):
-        raise BadRow(f"expected a sample with doc_id, doc and resps (lm-evaluation-harness), got {shown(row)}")
-    responses = _responses(row)
-    choices = _choices(row)
-    text = choices or (responses[0] if responses else None)
+def lm_eval(row: JSONMapping) -> Transcript:
+    """Read a sample of lm-evaluation-harness; of a multiple-choice task, the choice with the highest likelihood."""
+    best = _choice(row)
+    text = _responses(row)[0] if best is None else _prompt(row, best, 1).strip() or f"choice {best}"
     if not isinstance(text, str) or not text.strip():
         raise BadRow(f"expected resps with a response, got {shown(row['resps'])}")
-    doc = row["doc"]
-    asked = first_of(doc, QUESTION) if isinstance(doc, Mapping) else None
-    question = asked if isinstance(asked, str) else _prompt(row, 0)
-    if question is None:
-        raise BadRow(f"expected a question in doc or a prompt in arguments, got {shown(doc)}")
+    asked = first_of(row["doc"], QUESTION) if isinstance(row["doc"], Mapping) else None
     metrics = sample_metrics(row)
     value = next(iter(metrics.values()), None)
     facts = {"doc_id": str(row["doc_id"]), "filter": row.get("filter"), "metric": next(iter(metrics), None)}
     return Transcript(
-        question=question,
-        messages=(LoggedMessage("Assistant", text),),
-        reference=None if choices else reference_of(_plain(row.get("target"))),
+        question=asked if isinstance(asked, str) else _prompt(row, 0, 0),
+        messages=(LoggedMessage(AGENT, text),),
+        reference=None if best is not None else reference_of(_plain(row.get("target"))),
         correct=bool(value) if value in (0, 1) else None,
         score=None if value in (0, 1) else value,
         facts={key: fact for key, fact in facts.items() if isinstance(fact, str)},
@@ -92,8 +79,8 @@ def _responses(row: JSONMapping) -> list[object]:
     return first if isinstance(first, list) else [first]
 
 
-def _choices(row: JSONMapping) -> str | None:
-    """Return the most likely continuation of a task that compares likelihoods; None for a task that generates."""
+def _choice(row: JSONMapping) -> int | None:
+    """Return the number of the most likely continuation in a multiple-choice task; None for a task that generates."""
     scored = row.get("filtered_resps") or [one[0] if isinstance(one, list) and one else one for one in row["resps"]]
     if not isinstance(scored, list) or not scored:
         return None
@@ -105,18 +92,14 @@ def _choices(row: JSONMapping) -> str | None:
             sums.append(float(one[0]))
         except (TypeError, ValueError):
             return None
-    best = max(range(len(sums)), key=sums.__getitem__)
-    text = _prompt(row, best, part=1)
-    return text.strip() if text is not None and text.strip() else f"choice {best}"
+    return max(range(len(sums)), key=sums.__getitem__)
 
 
-def _prompt(row: JSONMapping, request: int, part: int = 0) -> str | None:
+def _prompt(row: JSONMapping, request: int, part: int) -> str:
     """Return a part of a request: 0 the prompt, 1 the continuation."""
     arguments = row.get("arguments")
     if isinstance(arguments, Mapping):
-        one = arguments.get(f"gen_args_{request}")
-        found = one.get(f"arg_{part}") if isinstance(one, Mapping) else None
+        found = arguments[f"gen_args_{request}"].get(f"arg_{part}")
     else:
-        one = arguments[request] if isinstance(arguments, list) and request < len(arguments) else None
-        found = one[part] if isinstance(one, list) and part < len(one) else None
-    return found if isinstance(found, str) else None
+        found = arguments[request][part] if arguments else None
+    return found if isinstance(found, str) else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from mas_gym.errors import shown
+from mas_gym.internal.json_types import JSONMapping
+from mas_gym.logs.fields import AGENT, inside
 from mas_gym.logs.transcript import RIGHT, WRONG, LoggedMessage, Transcript, small_facts
 from mas_gym.tasks.data_rows import BadRow
 
@@ -17,20 +18,16 @@ _FIRST = re.compile(r"\bStep 1\s*:")
 
 def is_math_shepherd(row: object) -> bool:
     """Whether a row is a solution of Math-Shepherd."""
-    if not isinstance(row, Mapping):
-        return False
-    text, label = row.get("input"), row.get("label")
+    text, label = inside(row, "input"), inside(row, "label")
     return isinstance(text, str) and isinstance(label, str) and _MARK in text
 
 
-def math_shepherd(row: object) -> Transcript:
+def math_shepherd(row: JSONMapping) -> Transcript:
     """Read a solution; the label of the last step is the outcome.
 
     Raises:
-        BadRow: The row has another format, or ``label`` has other steps than ``input``.
+        BadRow: ``label`` has other steps than ``input``.
     """
-    if not isinstance(row, Mapping) or not is_math_shepherd(row):
-        raise BadRow(f"expected input with steps that end in {_MARK}, and label (Math-Shepherd), got {shown(row)}")
     *steps, _ = row["input"].split(_MARK)
     first = _FIRST.search(steps[0])
     if first is None:
@@ -49,9 +46,7 @@ def math_shepherd(row: object) -> Transcript:
     facts, dropped = small_facts(row, {"input", "label"})
     return Transcript(
         question=steps[0][: first.start()].strip(),
-        messages=tuple(
-            LoggedMessage("Assistant", text.strip(), label=label) for text, label in zip(texts, labels, strict=True)
-        ),
+        messages=tuple(LoggedMessage(AGENT, t.strip(), label=label) for t, label in zip(texts, labels, strict=True)),
         correct=labels[-1] == RIGHT,
         facts=facts,
         dropped=dropped,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
+from mas_gym.logs.fields import inside, list_of
 from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name, verdicts_of
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.data_rows import BadRow
@@ -183,12 +184,12 @@ def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
     responses = entry.get("tool_responses")
     if isinstance(responses, list) and responses:
         for response in responses:
-            yield _message({"role": TOOL, **response} if isinstance(response, Mapping) else response, names)
+            yield _message({"role": TOOL, **response}, names)
     else:
         yield _message(entry, names)
 
 
-def _message(entry: object, names: dict[str, str]) -> RawMessage:
+def _message(entry: JSONMapping, names: dict[str, str]) -> RawMessage:
     fields, role = _fields(entry)
     text, calls, left_out = message_content(fields.get("content") if "content" in fields else fields.get("parts"))
     calls += _calls(fields)
@@ -201,8 +202,7 @@ def _message(entry: object, names: dict[str, str]) -> RawMessage:
         recipients = (side["to"].strip(),) if side and side["to"] else ()
         left_out += (f"remark ({side['remark']})",) if side and side["remark"] else ()
     known = known or ASSISTANT
-    extra = fields.get("usage_metadata")
-    tokens = fields.get("tokens", extra.get("output_tokens") if isinstance(extra, Mapping) else None)
+    tokens = fields.get("tokens", inside(fields, "usage_metadata", "output_tokens"))
     message = LoggedMessage(
         speaker=speaker_name(name or _DEFAULT_NAMES.get(known, SYSTEM)),
         text=text,
@@ -218,11 +218,9 @@ def _message(entry: object, names: dict[str, str]) -> RawMessage:
     return RawMessage(known, name is not None, message, left_out)
 
 
-def _fields(entry: object) -> tuple[JSONMapping, str]:
+def _fields(entry: JSONMapping) -> tuple[JSONMapping, str]:
     """Return a message's fields and its role in its dialect."""
-    if not isinstance(entry, Mapping):
-        raise BadRow(f"expected a message with role and content, got {shown(entry)}")
-    fields: JSONMapping = entry
+    fields = entry
     kind = entry.get("type")
     if kind == "constructor" and isinstance(entry.get("kwargs"), Mapping):
         path = entry.get("id")
@@ -246,13 +244,9 @@ def _speaker(fields: Mapping[str, object], role: str, names: Mapping[str, str]) 
 
 
 def _calls(fields: Mapping[str, object]) -> list[tuple[str, ToolCall]]:
-    entries = fields.get("tool_calls")
-    if not entries:
-        more = fields.get("additional_kwargs")
-        entries = more.get("tool_calls") if isinstance(more, Mapping) else None
-    found = [_call(entry) for entry in entries] if isinstance(entries, list) else []
+    entries = list_of(fields.get("tool_calls") or inside(fields, "additional_kwargs", "tool_calls"))
     one = fields.get("function_call")
-    return found + ([_call(one)] if isinstance(one, Mapping) else [])
+    return [_call(entry) for entry in (entries if one is None else [*entries, one])]
 
 
 def _call(entry: object) -> tuple[str, ToolCall]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.logs.fields import has_fields, inside, list_of
 from mas_gym.logs.spans import AGENT, MODEL, OTHER, TOOL, Span, make_span
-from mas_gym.tasks.data_rows import BadRow
 
 _KIND = "openinference.span.kind"
 _KINDS = {"LLM": MODEL, "TOOL": TOOL, "RETRIEVER": TOOL, "AGENT": AGENT}
@@ -19,19 +18,11 @@ def is_openinference(attributes: JSONMapping) -> bool:
     return _KIND in attributes or isinstance(attributes.get("openinference"), Mapping)
 
 
-def is_phoenix(row: object) -> bool:
-    """Whether a row is from Phoenix's table of spans."""
-    return isinstance(row, Mapping) and row.keys() >= {"context.trace_id", "context.span_id"}
+is_phoenix = has_fields("context.trace_id", "context.span_id")
 
 
-def phoenix_spans(row: object) -> Iterator[Span]:
-    """Yield the span of a row of Phoenix's table, in which each attribute is a column.
-
-    Raises:
-        BadRow: The row has another format.
-    """
-    if not isinstance(row, Mapping) or not is_phoenix(row):
-        raise BadRow(f"expected the columns context.trace_id and context.span_id (Phoenix), got {shown(row)}")
+def phoenix_spans(row: JSONMapping) -> Iterator[Span]:
+    """Yield the span of a row of Phoenix's table, in which each attribute is a column."""
     named = {key.removeprefix("attributes."): row[key] for key in row if key.startswith("attributes.")}
     attributes = {_KIND: row.get("span_kind"), **named}
     identity = row["context.trace_id"], row["context.span_id"]
@@ -43,14 +34,14 @@ def openinference(
 ) -> Span:
     """Return the span of a trace from its attributes; dotted attribute names may be flat or nested."""
     tree = _nested(attributes)
-    kind = _KINDS.get(str(_at(tree, "openinference", "span", "kind")).upper(), OTHER)
-    given, output = _at(tree, "input", "value"), _at(tree, "output", "value")
+    kind = _KINDS.get(str(inside(tree, "openinference", "span", "kind")).upper(), OTHER)
+    given, output = inside(tree, "input", "value"), inside(tree, "output", "value")
     if kind == MODEL:
-        given = _messages(_at(tree, "llm", "input_messages")) or given
-        output = _messages(_at(tree, "llm", "output_messages")) or output
-    agent = _at(tree, "agent", "name") or _at(tree, "graph", "node", "id") or (name if kind == AGENT else None)
-    title = _at(tree, "tool", "name") if kind == TOOL else None
-    model, tokens = _at(tree, "llm", "model_name"), _at(tree, "llm", "token_count", "completion")
+        given = _messages(inside(tree, "llm", "input_messages")) or given
+        output = _messages(inside(tree, "llm", "output_messages")) or output
+    agent = inside(tree, "agent", "name") or inside(tree, "graph", "node", "id") or (name if kind == AGENT else None)
+    title = inside(tree, "tool", "name") if kind == TOOL else None
+    model, tokens = inside(tree, "llm", "model_name"), inside(tree, "llm", "token_count", "completion")
     facts = {"model": model} if isinstance(model, str) else {}
     if isinstance(tokens, float) and tokens.is_integer():
         tokens = int(tokens)
@@ -59,29 +50,19 @@ def openinference(
 
 def _messages(listed: object) -> list[JSONObject]:
     found = []
-    for one in listed if isinstance(listed, list) else []:
-        message = _at(one, "message")
-        if not isinstance(message, Mapping):
-            continue
-        contents = message.get("contents")
-        parts = [_at(part, "message_content") for part in contents] if isinstance(contents, list) else None
-        calls = message.get("tool_calls")
+    for message in [inside(one, "message") for one in list_of(listed)]:
+        parts = [inside(part, "message_content") for part in list_of(inside(message, "contents"))]
+        content = inside(message, "content")
         found.append(
             {
-                "role": message.get("role") or "assistant",
-                "content": message["content"] if message.get("content") is not None else parts,
-                "name": message.get("name"),
-                "tool_call_id": message.get("tool_call_id"),
-                "tool_calls": [_at(call, "tool_call") for call in calls] if isinstance(calls, list) else None,
+                "role": inside(message, "role") or "assistant",
+                "content": parts if content is None else content,
+                "name": inside(message, "name"),
+                "tool_call_id": inside(message, "tool_call_id"),
+                "tool_calls": [inside(call, "tool_call") for call in list_of(inside(message, "tool_calls"))],
             }
         )
     return found
-
-
-def _at(tree: object, *names: str) -> object:
-    for name in names:
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def _nested(value: object, depth: int = 0) -> object:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from mas_gym.errors import shown
-from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.logs.fields import inside, list_of
 from mas_gym.logs.openinference_spans import is_openinference, openinference
-from mas_gym.logs.spans import (
-    AGENT,
-    MODEL,
-    OTHER,
-    TOOL,
-    Span,
-    first_value,
-    history_of,
-    list_of,
-    make_span,
-    object_of,
-    unpacked,
-)
-from mas_gym.tasks.data_rows import BadRow, first_of
+from mas_gym.logs.spans import AGENT, MODEL, OTHER, TOOL, Span, history_of, make_span, object_of, unpacked
+from mas_gym.tasks.data_rows import first_of
 
 _MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")
 _PLAIN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
@@ -36,48 +24,23 @@ def is_otel(row: object) -> bool:
     return whole or names >= {"context", "attributes"} or names >= {"traceId", "spanId"}
 
 
-def otel_spans(row: object) -> Iterable[Span]:
-    """Return the spans of a row: OTLP JSON, a single span of it, or a span in the SDK's ``to_json``.
-
-    Raises:
-        BadRow: The row has another format.
-    """
-    if not isinstance(row, Mapping) or not is_otel(row):
-        raise BadRow(f"expected OTLP resourceSpans or a span (OpenTelemetry), got {shown(row)}")
-    if "resourceSpans" in row or "resource_spans" in row:
-        return _otlp(row)
-    return _console(row) if "context" in row else _bare(row)
+def otel_spans(row: JSONMapping) -> Iterator[Span]:
+    """Yield the spans of a row: OTLP JSON, a span of it, or a span in the SDK's ``to_json`` (as of ``--traces``)."""
+    resources = first_of(row, ("resourceSpans", "resource_spans"))
+    if resources is None:
+        yield _span(row)
+    for resource in list_of(resources):
+        for scope in list_of(first_of(resource, ("scopeSpans", "scope_spans"))):
+            yield from map(_span, list_of(scope.get("spans")))
 
 
-def _otlp(row: Mapping[str, object]) -> Iterator[Span]:
-    for resource in list_of(row.get("resourceSpans", row.get("resource_spans"))):
-        for scope in list_of(first_value(resource, "scopeSpans", "scope_spans")):
-            for span in list_of(first_value(scope, "spans")):
-                yield from _bare(span)
-
-
-def _bare(span: Mapping[str, object]) -> Iterator[Span]:
-    attributes = _attributes(span.get("attributes"))
-    events = [
-        (str(first_value(event, "name")), _attributes(first_value(event, "attributes")))
-        for event in list_of(span.get("events"))
-    ]
-    identity = first_value(span, "traceId", "trace_id"), first_value(span, "spanId", "span_id")
-    parent = first_value(span, "parentSpanId", "parent_span_id")
-    start = first_value(span, "startTimeUnixNano", "start_time_unix_nano")
-    yield _gen_ai(identity, parent, str(span.get("name", "")), start, attributes, events)
-
-
-def _console(row: Mapping[str, object]) -> Iterator[Span]:
-    """Read a span in the format of the SDK's ``to_json``, which ``mas-gym --traces`` also writes."""
-    context = row["context"] if isinstance(row["context"], Mapping) else {}
-    attributes = dict(row["attributes"]) if isinstance(row["attributes"], Mapping) else {}
-    events = [
-        (str(first_value(event, "name")), dict(first_value(event, "attributes") or {}))
-        for event in list_of(row.get("events"))
-    ]
-    identity = context.get("trace_id"), context.get("span_id")
-    yield _gen_ai(identity, row.get("parent_id"), str(row.get("name", "")), row.get("start_time"), attributes, events)
+def _span(row: JSONMapping) -> Span:
+    ids = row.get("context") or row
+    identity = first_of(ids, ("traceId", "trace_id")), first_of(ids, ("spanId", "span_id"))
+    parent = first_of(row, ("parentSpanId", "parent_span_id", "parent_id"))
+    start = first_of(row, ("startTimeUnixNano", "start_time_unix_nano", "start_time"))
+    events = [(str(event.get("name")), _attributes(event.get("attributes"))) for event in list_of(row.get("events"))]
+    return _gen_ai(identity, parent, str(row.get("name", "")), start, _attributes(row.get("attributes")), events)
 
 
 def _gen_ai(
@@ -142,8 +105,7 @@ def _prompted(prompt: object) -> list[object]:
 def _attributes(entries: object) -> JSONObject:
     if isinstance(entries, Mapping):
         return dict(entries)
-    pairs = [(first_value(entry, "key"), first_value(entry, "value")) for entry in list_of(entries)]
-    return {key: _any_value(value) for key, value in pairs if isinstance(key, str)}
+    return {entry["key"]: _any_value(entry.get("value")) for entry in list_of(entries)}
 
 
 def _any_value(value: object) -> object:
@@ -156,10 +118,9 @@ def _any_value(value: object) -> object:
         found = value["intValue"]
         return int(found) if isinstance(found, str) and found.lstrip("-").isdecimal() and len(found) < 20 else found
     if "arrayValue" in value:
-        return [_any_value(one) for one in list_of(first_value(value["arrayValue"], "values"))]
+        return [_any_value(one) for one in list_of(inside(value, "arrayValue", "values"))]
     if "kvlistValue" in value:
-        entries = list_of(first_value(value["kvlistValue"], "values"))
-        return {str(first_value(one, "key")): _any_value(first_value(one, "value")) for one in entries}
+        return _attributes(inside(value, "kvlistValue", "values"))
     return None
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import reference_of, text_or_none
-from mas_gym.logs.labeled import AGENT, check_fields, field_integer, field_text, field_texts, has_fields
+from mas_gym.logs.fields import AGENT, field_integer, field_text, field_texts, has_fields
 from mas_gym.logs.transcript import RIGHT, WRONG, LoggedMessage, Transcript, small_facts, truth
 from mas_gym.tasks.data_rows import BadRow, first_of
 
 is_processbench = has_fields("problem", "steps", "label")
 
 
-def processbench(row: Any) -> Transcript:
+def processbench(row: JSONMapping) -> Transcript:
     """Read a solution from ProcessBench (Zheng et al. 2024, arXiv:2412.06559), with optional ``agents``, one per step.
 
     Raises:
-        BadRow: The row has another format.
+        BadRow: The label is no step, or there is not one agent per step.
     """
-    check_fields(row, is_processbench(row), "problem, steps and label")
     steps = field_texts(row["steps"], "steps")
     label = field_integer(row["label"], "label", least=-1)
     if label >= len(steps):
@@ -30,7 +28,9 @@ def processbench(row: Any) -> Transcript:
     facts, dropped = small_facts(row, {"problem", "steps", "label", "agents", "final_answer_correct", "id"})
     return Transcript(
         question=field_text(row, "problem"),
-        messages=tuple(map(_step, agents, steps, labels)),
+        messages=tuple(
+            LoggedMessage(name, text, label=label) for name, text, label in zip(agents, steps, labels, strict=True)
+        ),
         correct=truth(row.get("final_answer_correct"), "final_answer_correct"),
         reference=reference_of(first_of(row, ("answer", "reference", "ground_truth"))),
         sample_id=text_or_none(row.get("id"), "id"),
@@ -43,7 +43,3 @@ def _first_error_label(place: int, label: int) -> int | None:
     if label < 0 or place < label:
         return RIGHT
     return WRONG if place == label else None
-
-
-def _step(agent: str, text: str, label: int | None) -> LoggedMessage:
-    return LoggedMessage(agent, text, label=label)

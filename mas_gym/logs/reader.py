@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mas_gym.errors import DataError, DataNotFoundError, MASGymError, UserCodeError, shown
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.logs.ag2_chats import ag2, is_ag2
 from mas_gym.logs.agent_processbench import agent_processbench, is_agent_processbench
 from mas_gym.logs.autogen_runs import autogen, is_autogen
 from mas_gym.logs.chats import chat, is_chat
+from mas_gym.logs.collector import Collector
 from mas_gym.logs.crewai_runs import crewai, crewai_runs, is_crewai
 from mas_gym.logs.inspect_logs import archive_samples, inspect, inspect_samples, is_archive, is_inspect
 from mas_gym.logs.langfuse_traces import is_langfuse, langfuse_spans
@@ -25,14 +28,15 @@ from mas_gym.logs.langgraph_runs import is_langgraph, langgraph, langgraph_runs
 from mas_gym.logs.langsmith_runs import is_langsmith, langsmith_spans
 from mas_gym.logs.lm_eval import is_lm_eval, lm_eval, lm_eval_samples
 from mas_gym.logs.math_shepherd import is_math_shepherd, math_shepherd
-from mas_gym.logs.openai_batch import BatchCollector, is_openai_batch
+from mas_gym.logs.openai_batch import batch_parts, batch_transcripts, is_openai_batch
 from mas_gym.logs.openinference_spans import is_phoenix, phoenix_spans
 from mas_gym.logs.otel_spans import is_otel, otel_spans
 from mas_gym.logs.prm800k import is_prm800k, prm800k
 from mas_gym.logs.processbench import is_processbench, processbench
 from mas_gym.logs.sharegpt import is_sharegpt, sharegpt
 from mas_gym.logs.smolagents_runs import is_smolagents, smolagents
-from mas_gym.logs.span_transcripts import SpanCollector
+from mas_gym.logs.span_transcripts import span_parts, trace_transcripts
+from mas_gym.logs.spans import Span
 from mas_gym.logs.transcript import BrokenLine, Transcript, validate_transcript
 from mas_gym.logs.verifiers_rollouts import is_verifiers, verifiers
 from mas_gym.logs.who_and_when import is_who_and_when, who_and_when
@@ -45,30 +49,26 @@ logger = logging.getLogger("mas_gym.logs")
 _SNIFFED = 20
 
 
-class _Collector(Protocol):
-    """Joins rows that may be in different files."""
-
-    def add(self, place: str, row: object) -> None:
-        """Store a row."""
-
-    def transcripts(self) -> Iterator[Transcript | BrokenLine]:
-        """Yield the transcripts of all rows, and release the memory."""
-
-
 class _Format(NamedTuple):
     """A format.
 
     Attributes:
         fits: Returns whether a row has this format.
-        read: Reads a row; None if rows must be joined.
+        read: Reads a row.
         rows: Divides or joins the rows of a file before they are read.
-        collect: Makes a collector for a format without ``read``.
+        parts: In place of ``read``, returns the parts of a row, each with a key.
+        join: Returns the transcripts of a key and its parts, which may be from several files.
     """
 
     fits: Callable[[object], bool]
     read: Callable[[Any], Transcript] | None = None
     rows: Callable[[Iterable[RawRow]], Iterable[RawRow]] = iter
-    collect: Callable[[], _Collector] | None = None
+    parts: Callable[[JSONMapping], Iterable[tuple[str, object]]] | None = None
+    join: Callable[[str, list[JSONObject]], Iterable[Transcript]] | None = None
+
+
+def _of_spans(fits: Callable[[object], bool], spans: Callable[[JSONMapping], Iterable[Span]]) -> _Format:
+    return _Format(fits, parts=lambda row: span_parts(spans(row)), join=trace_transcripts)
 
 
 FORMATS: Mapping[str, _Format] = MappingProxyType(
@@ -78,11 +78,11 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
         "processbench": _Format(is_processbench, processbench),
         "prm800k": _Format(is_prm800k, prm800k),
         "math-shepherd": _Format(is_math_shepherd, math_shepherd),
-        "phoenix": _Format(is_phoenix, collect=partial(SpanCollector, phoenix_spans)),
-        "otel": _Format(is_otel, collect=partial(SpanCollector, otel_spans)),
-        "langsmith": _Format(is_langsmith, collect=partial(SpanCollector, langsmith_spans)),
-        "langfuse": _Format(is_langfuse, collect=partial(SpanCollector, langfuse_spans)),
-        "openai-batch": _Format(is_openai_batch, collect=BatchCollector),
+        "phoenix": _of_spans(is_phoenix, phoenix_spans),
+        "otel": _of_spans(is_otel, otel_spans),
+        "langsmith": _of_spans(is_langsmith, langsmith_spans),
+        "langfuse": _of_spans(is_langfuse, langfuse_spans),
+        "openai-batch": _Format(is_openai_batch, parts=batch_parts, join=batch_transcripts),
         "inspect": _Format(is_inspect, inspect, inspect_samples),
         "lm-eval": _Format(is_lm_eval, lm_eval, lm_eval_samples),
         "verifiers": _Format(is_verifiers, verifiers),
@@ -110,13 +110,17 @@ def recognize(path: str | os.PathLike[str]) -> str:
         for name, one in FORMATS.items():
             if one.fits(row):
                 return name
-    first = rows[0].value if rows else BadRow("no JSON value")
-    fields = f"the fields {shown(sorted(first))}" if isinstance(first, dict) else shown(first)
-    found = first if isinstance(first, BadRow) else fields
+    found = _described(rows[0].value if rows else BadRow("no JSON value"))
     raise DataError(
         f"{path}: expected a log in one of the formats {', '.join(FORMATS)}, got {found}; name the format with "
         "format= or --format, or write a reader: --format my.py:read"
     )
+
+
+def _described(row: object) -> object:
+    if isinstance(row, dict):
+        return f"the fields {shown(sorted(row))}"
+    return row if isinstance(row, BadRow) else shown(row)
 
 
 def _rows(path: Path, listen: Callable[[int], None] = lambda done: None) -> Iterator[RawRow]:
@@ -185,7 +189,7 @@ def read_transcripts(
 
 
 def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) -> Iterator[Transcript | BrokenLine]:
-    collectors: dict[str, _Collector] = {}
+    collectors: defaultdict[str, Collector] = defaultdict(Collector)
     before = 0
     for path in paths:
 
@@ -196,36 +200,51 @@ def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) 
             if format is not None and Spec.parse(format).file:
                 yield from _by_user(format, path)
             else:
-                yield from _read_file(path, format or recognize(path), collectors, heard)
+                name = format or recognize(path)
+                yield from _read_file(path, name, collectors[name], heard)
         except DataError as error:
             # With several files, report this file and read the others.
             if len(paths) == 1:
                 raise
             yield BrokenLine(str(path), str(error))
         before += path.stat().st_size if path.exists() else 0
-    for collector in collectors.values():
-        yield from collector.transcripts()
+    for name, collector in collectors.items():
+        if (join := FORMATS[name].join) is not None:
+            for place, key, parts in collector.groups():
+                yield from _tried(name, place, partial(join, key, parts))
 
 
 def _read_file(
-    path: Path, name: str, collectors: dict[str, _Collector], listen: Callable[[int], None]
+    path: Path, name: str, collector: Collector, listen: Callable[[int], None]
 ) -> Iterator[Transcript | BrokenLine]:
     format = FORMATS[name]
-    if format.collect is not None and name not in collectors:
-        collectors[name] = format.collect()
+
+    def read(place: str, row: Any) -> Iterator[Transcript]:
+        if isinstance(row, BadRow):
+            raise row
+        # Errors of `chat` are more specific, for rows that people write.
+        if format.read is not chat and not format.fits(row):
+            raise BadRow(f"expected a row of format {name}, got {_described(row)}")
+        if format.read is not None:
+            yield format.read(row)
+        elif format.parts is not None:
+            collector.add(place, format.parts(row))
+
     for place, row in format.rows(_rows(path, listen)):
-        try:
-            if isinstance(row, BadRow):
-                raise row
-            if format.read is None:
-                collectors[name].add(place, row)
-            else:
-                yield replace(validate_transcript(format.read(row)), place=place)
-        except BadRow as fault:
-            yield BrokenLine(place, str(fault))
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-            # Dialects nest values of any type in many places; a value that does not fit also makes the line invalid.
-            yield BrokenLine(place, f"not of format {name}: {type(error).__name__}: {shown(error)}")
+        yield from _tried(name, place, partial(read, place, row))
+
+
+def _tried(name: str, place: str, read: Callable[[], Iterable[Transcript]]) -> Iterator[Transcript | BrokenLine]:
+    """Yield the transcripts that ``read`` returns; if it fails, the line is broken.
+
+    Readers do not check the type of each value, because formats nest values of any type in many places.
+    """
+    try:
+        yield from [replace(validate_transcript(one), place=one.place or place) for one in read()]
+    except BadRow as fault:
+        yield BrokenLine(place, str(fault))
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        yield BrokenLine(place, f"not of format {name}: {type(error).__name__}: {shown(error)}")
 
 
 def _by_user(spec: str, path: Path) -> Iterator[Transcript | BrokenLine]:
@@ -234,13 +253,8 @@ def _by_user(spec: str, path: Path) -> Iterator[Transcript | BrokenLine]:
     args, kwargs = parsed.settings()
     try:
         for number, item in enumerate(make(path, *args, **kwargs), 1):
-            place = f"{path} item {number}"
-            try:
-                one = validate_transcript(item if isinstance(item, Transcript) else chat(item))
-            except BadRow as fault:
-                yield BrokenLine(place, str(fault))
-            else:
-                yield replace(one, place=one.place or place)
+            one = [item] if isinstance(item, Transcript) else map(chat, [item])
+            yield from _tried(spec, f"{path} item {number}", partial(iter, one))
     except MASGymError:
         raise
     except Exception as error:

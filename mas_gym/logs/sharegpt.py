@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from mas_gym.errors import shown
-from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import chat
+from mas_gym.logs.fields import field_text, inside, list_of
 from mas_gym.logs.transcript import Transcript
-from mas_gym.tasks.data_rows import BadRow
 from mas_gym.tasks.json_rows import parsed
 
 _ROLES = {
@@ -21,30 +18,21 @@ _ROLES = {
 
 def is_sharegpt(row: object) -> bool:
     """Whether a row has ``conversations`` with ``from`` and ``value``."""
-    turns = row.get("conversations") if isinstance(row, Mapping) else None
-    return isinstance(turns, list) and bool(turns) and isinstance(turns[0], Mapping) and "from" in turns[0]
+    turns = list_of(inside(row, "conversations"))
+    return bool(turns) and inside(turns[0], "from") is not None
 
 
-def sharegpt(row: object) -> Transcript:
-    """Read a conversation; an unknown value of ``from`` is the name of an agent.
-
-    Raises:
-        BadRow: The row has another format.
-    """
-    if not isinstance(row, Mapping) or not is_sharegpt(row):
-        raise BadRow(f"expected conversations with from and value (ShareGPT), got {shown(row)}")
+def sharegpt(row: JSONMapping) -> Transcript:
+    """Read a conversation; an unknown value of ``from`` is the name of an agent."""
     fields = {key: value for key, value in row.items() if key not in ("conversations", "system")}
     prompt = row.get("system")
     messages = [{"role": "system", "content": prompt}] if isinstance(prompt, str) and prompt.strip() else []
     return chat({**fields, "messages": [*messages, *map(_message, row["conversations"])]})
 
 
-def _message(turn: object) -> JSONObject:
-    if not isinstance(turn, Mapping) or not isinstance(turn.get("from"), str) or not isinstance(turn.get("value"), str):
-        raise BadRow(f"expected a turn with from and value, got {shown(turn)}")
-    speaker, text = turn["from"], turn["value"]
+def _message(turn: JSONMapping) -> JSONObject:
+    speaker, text = field_text(turn, "from"), turn["value"]
     if speaker == "function_call":
-        call = parsed(text)
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"role": "assistant", "content": None, "tool_calls": [parsed(text)]}
     role = _ROLES.get(speaker.lower())
     return {"role": role, "content": text} if role else {"role": "assistant", "name": speaker, "content": text}

@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.logs.chats import made
+from mas_gym.logs.fields import has_fields, inside, list_of
 from mas_gym.logs.messages import read_history, written
 from mas_gym.logs.transcript import Transcript
 from mas_gym.tasks.data_rows import BadRow
+
+_is_action = has_fields("step_number", "model_output")
 
 
 def is_smolagents(row: object) -> bool:
     """Whether a row is a run of smolagents."""
     steps = row.get("steps") if isinstance(row, Mapping) else row
-    return isinstance(steps, list) and any(
-        isinstance(step, Mapping) and "step_number" in step and "model_output" in step for step in steps
-    )
+    return any(map(_is_action, list_of(steps)))
 
 
-def smolagents(row: object) -> Transcript:
+def smolagents(row: JSONMapping | list[JSONMapping]) -> Transcript:
     """Read a run: an action is a message of the agent, and its observations are a message of the tool.
 
     Raises:
-        BadRow: The row has another format, or contains no task.
+        BadRow: The row contains no task.
     """
-    if not is_smolagents(row):
-        raise BadRow(f"expected steps with step_number and model_output (smolagents), got {shown(row)}")
-    fields = row if isinstance(row, Mapping) else {}
-    steps = [step for step in (fields.get("steps") if fields else row) if isinstance(step, Mapping)]  # type: ignore[union-attr]
+    fields = {"steps": row} if isinstance(row, list) else row
+    steps = fields["steps"]
     task = next((step["task"] for step in steps if isinstance(step.get("task"), str)), fields.get("task"))
     if not isinstance(task, str):
         raise BadRow("expected a step with the task; save agent.memory.get_full_steps(), or the whole RunResult")
@@ -52,12 +50,9 @@ def _messages(step: JSONMapping, dropped: Counter[str]) -> Iterator[JSONObject]:
         yield {"role": "assistant", "name": "Agent", "content": step["plan"]}
     if "step_number" not in step:
         return
-    usage = step.get("token_usage")
-    tokens = usage.get("output_tokens") if isinstance(usage, Mapping) else 0
-    calls = step.get("tool_calls")
+    calls, tokens = step.get("tool_calls"), inside(step, "token_usage", "output_tokens")
     said = {"content": step.get("model_output"), "tool_calls": calls, "tokens": tokens}
     yield {"role": "assistant", "name": "Agent", **said}
     dropped["error of a step"] += bool(step.get("error"))
-    if isinstance(step.get("observations"), str) and step["observations"].strip():
-        first = calls[0] if isinstance(calls, list) and calls and isinstance(calls[0], Mapping) else {}
-        yield {"role": "tool", "tool_call_id": first.get("id"), "content": step["observations"]}
+    if step.get("observations"):
+        yield {"role": "tool", "tool_call_id": calls[0].get("id") if calls else None, "content": step["observations"]}

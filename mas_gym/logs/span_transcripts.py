@@ -1,86 +1,46 @@
 """Transcripts from the spans of traces, independent of the dialect.
 
 A message is the output of a model span, attributed to the nearest enclosing agent, or the result of a tool span.
-The spans of a trace may be anywhere in the files, so they are stored in a temporary file until all are read.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from mas_gym.errors import is_number, shown
+from mas_gym.errors import is_number
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs.chats import REFERENCE, reference_of, text_or_none
+from mas_gym.logs.fields import field_text
 from mas_gym.logs.messages import message_content, read_message
 from mas_gym.logs.spans import AGENT, MODEL, TOOL, Span, history_of, span_text
-from mas_gym.logs.transcript import (
-    BrokenLine,
-    LoggedMessage,
-    Transcript,
-    small_facts,
-    speaker_name,
-    truth,
-    validate_transcript,
-)
+from mas_gym.logs.transcript import LoggedMessage, Transcript, small_facts, speaker_name, truth
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.data_rows import BadRow, first_of
 
 _CORRECT = ("correct", "correctness", "is_correct")
 
 
-class SpanCollector:
-    """Collects spans and returns their traces as transcripts; the spans are kept on disk."""
+def span_parts(spans: Iterable[Span]) -> Iterator[tuple[str, Span]]:
+    """Yield the spans of a row with their traces.
 
-    def __init__(self, spans: Callable[[object], Iterable[Span]]) -> None:
-        """Open a temporary file, which is deleted when it is closed.
-
-        Args:
-            spans: Returns the spans of a row, or raises `BadRow`.
-        """
-        self._spans = spans
-        self._connection = sqlite3.connect("")
-        self._connection.execute("CREATE TABLE spans (trace TEXT, place TEXT, span TEXT)")
-
-    def add(self, place: str, row: object) -> None:
-        """Store the spans of a row.
-
-        Raises:
-            BadRow: The row contains no spans.
-        """
-        lines = [(span["trace"], place, json.dumps(span, default=str)) for span in self._of(row)]
-        self._connection.executemany("INSERT INTO spans VALUES (?, ?, ?)", lines)
-
-    def transcripts(self) -> Iterator[Transcript | BrokenLine]:
-        """Yield the traces as transcripts, in order of appearance, and close the file."""
-        with closing(self._connection) as connection:
-            connection.execute("CREATE INDEX of_trace ON spans (trace)")
-            traces = connection.execute("SELECT trace, min(rowid) AS first FROM spans GROUP BY trace ORDER BY first")
-            for trace, first in traces:
-                [place] = connection.execute("SELECT place FROM spans WHERE rowid = ?", (first,)).fetchone()
-                rows = connection.execute("SELECT span FROM spans WHERE trace = ? ORDER BY rowid", (trace,)).fetchall()
-                try:
-                    yield validate_transcript(_transcript(trace, [json.loads(text) for (text,) in rows], place))
-                except BadRow as fault:
-                    yield BrokenLine(place, f"trace {shown(trace)}: {fault}")
-                except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-                    yield BrokenLine(place, f"trace {shown(trace)}: {type(error).__name__}: {shown(error)}")
-
-    def _of(self, row: object) -> list[Span]:
-        found = list(self._spans(row))
-        if not found:
-            raise BadRow(f"expected at least one span, got {shown(row)}")
-        for span in found:
-            if not all(isinstance(span[name], str) and span[name] for name in ("trace", "id")):
-                raise BadRow(f"expected a span with a trace id and a span id, got {shown((span['trace'], span['id']))}")
-        return found
+    Raises:
+        BadRow: There are no spans, or a span has no ids.
+    """
+    found = list(spans)
+    if not found:
+        raise BadRow("expected at least one span, got none")
+    for span in found:
+        yield field_text(span, "trace"), span | {"id": field_text(span, "id")}
 
 
-def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
+def trace_transcripts(trace: str, rows: list[Span]) -> Iterator[Transcript]:
+    """Yield the transcript of a trace.
+
+    Raises:
+        BadRow: The trace has no outputs of model calls.
+    """
     dropped: Counter[str] = Counter()
     spans: dict[str, Span] = {}
     for row in rows:
@@ -105,13 +65,13 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
             continue
         if span["kind"] != TOOL:
             question = question or span_text(span["input"], last=False)
-        found = _message(span, above, dropped)
-        if found is None:
+        message = _message(span, above, dropped)
+        if message is None:
             dropped["span without text"] += 1
             continue
-        messages.append(found)
+        messages.append(message)
         if (prompt := _system(span["input"])) is not None:
-            prompts.setdefault(found.speaker, prompt)
+            prompts.setdefault(message.speaker, prompt)
         if "model" in span["facts"]:
             facts.setdefault("model", span["facts"]["model"])
     roots = [span for span in ordered if places[span["id"]].root]
@@ -123,7 +83,7 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
             "contents in the program that writes the trace"
         )
     last = messages[-1].text.strip()
-    return Transcript(
+    yield Transcript(
         question=asked or question or "",
         messages=tuple(messages),
         answer=answered if answered is not None and answered.strip() != last else None,
@@ -135,7 +95,6 @@ def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
         agents=prompts,
         facts=small_facts(facts, set(REFERENCE))[0],
         dropped=dict(+dropped),
-        place=place,
     )
 
 

@@ -121,18 +121,6 @@ def object_of(value: object) -> JSONObject:
     return dict(found) if isinstance(found, Mapping) else {} if found is None else {"content": found}
 
 
-def first_value(value: object, *names: str) -> Any:
-    """Return the first value that is not None among the fields of an object; None without one."""
-    if not isinstance(value, Mapping):
-        return None
-    return next((value[name] for name in names if value.get(name) is not None), None)
-
-
-def list_of(value: object) -> list[Any]:
-    """Return a list unchanged, and an empty list for any other value."""
-    return value if isinstance(value, list) else []
-
-
 def metadata_of(found: object) -> JSONObject:
     """Return metadata, also from its JSON text; empty if it is no object."""
     if isinstance(found, str):

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mas_gym.errors import shown
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import made, reference_of
+from mas_gym.logs.fields import has_fields, inside, list_of
 from mas_gym.logs.messages import read_history
 from mas_gym.logs.transcript import Transcript, number, small_facts
 from mas_gym.tasks.data_rows import BadRow
 
-
-def is_verifiers(row: object) -> bool:
-    """Whether a row has a prompt, a completion and a reward."""
-    return isinstance(row, Mapping) and row.keys() >= {"prompt", "completion", "reward"}
+is_verifiers = has_fields("prompt", "completion", "reward")
 
 
-def verifiers(row: object) -> Transcript:
+def verifiers(row: JSONMapping) -> Transcript:
     """Read a rollout; the question is the last user message of the prompt, and a reward of 1 or 0 is the outcome.
 
     Raises:
-        BadRow: The row has another format.
+        BadRow: The prompt has no user message.
     """
-    if not isinstance(row, Mapping) or not is_verifiers(row):
-        raise BadRow(f"expected prompt, completion and reward (verifiers), got {shown(row)}")
     prompt, completion = (
         _messages(row[name], role) for name, role in (("prompt", "user"), ("completion", "assistant"))
     )
-    places = [place for place, one in enumerate(prompt) if isinstance(one, Mapping) and one.get("role") == "user"]
+    places = [place for place, one in enumerate(prompt) if inside(one, "role") == "user"]
     if not places:
         raise BadRow(f"expected a prompt with a user message, got {shown(row['prompt'])}")
     # Messages before the last user message are examples.
-    shown_before = [one for one in prompt[: places[-1]] if isinstance(one, Mapping) and one.get("role") == "system"]
+    shown_before = [one for one in prompt[: places[-1]] if inside(one, "role") == "system"]
     history = read_history([*shown_before, prompt[places[-1]], *completion])
     reward = number(row["reward"], "reward")
     known = {"prompt", "completion", "reward", "answer"}
@@ -48,4 +43,4 @@ def verifiers(row: object) -> Transcript:
 
 
 def _messages(value: object, role: str) -> list[object]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [{"role": role, "content": value}] if isinstance(value, str) else list_of(value)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import made, reference_of, text_or_none
-from mas_gym.logs.labeled import check_fields, field_integer, field_text, has_fields
+from mas_gym.logs.fields import field_integer, field_text, has_fields
 from mas_gym.logs.messages import read_history
 from mas_gym.logs.transcript import WRONG, Transcript, small_facts, truth
 from mas_gym.tasks.data_rows import first_of
@@ -14,13 +14,8 @@ from mas_gym.tasks.data_rows import first_of
 is_who_and_when = has_fields("history", "mistake_agent", "mistake_step")
 
 
-def who_and_when(row: Any) -> Transcript:
-    """Read a failed run from Who&When (Zhang et al. 2025, arXiv:2505.00212): its decisive error step is labeled.
-
-    Raises:
-        BadRow: The row has another format.
-    """
-    check_fields(row, is_who_and_when(row), "history, mistake_agent and mistake_step")
+def who_and_when(row: JSONMapping) -> Transcript:
+    """Read a failed run from Who&When (Zhang et al. 2025, arXiv:2505.00212): its decisive error step is labeled."""
     place = field_integer(row["mistake_step"], "mistake_step")
     history = read_history(row["history"], field_text(row, "question"), {place: WRONG})
     known = {"history", "question", "ground_truth", "groundtruth", "is_correct", "is_corrected", "id", "question_ID"}

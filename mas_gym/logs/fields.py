@@ -1,8 +1,9 @@
-"""What the readers of transcripts with labeled steps share."""
+"""Fields of rows: access without checks of each level, and checked values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from mas_gym.errors import shown
 from mas_gym.tasks.data_rows import BadRow
@@ -16,16 +17,16 @@ def has_fields(*names: str) -> Callable[[object], bool]:
     return lambda row: isinstance(row, Mapping) and row.keys() >= set(names)
 
 
-is_who_and_when = has_fields("history", "mistake_agent", "mistake_step")
-is_processbench = has_fields("problem", "steps", "label")
-is_agent_processbench = has_fields("messages", "step_labels")
+def inside(value: object, *names: str) -> Any:
+    """Return the value at a path of fields; None if the path does not exist."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
-def check_fields(row: object, fits: bool, expected: str) -> None:
-    """Raise `BadRow` that names the expected and the actual fields unless the row fits."""
-    if not fits:
-        got = f"the fields {shown(sorted(map(str, row)))}" if isinstance(row, Mapping) else shown(row)
-        raise BadRow(f"expected an object with {expected}, got {got}")
+def list_of(value: object) -> list[Any]:
+    """Return a list unchanged, and an empty list for any other value."""
+    return value if isinstance(value, list) else []
 
 
 def field_text(row: Mapping[str, object], name: str) -> str:
