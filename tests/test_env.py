@@ -281,7 +281,7 @@ def test_step_outside_an_episode_raises() -> None:
     [
         ({"split": "tests"}, "split: expected one of 'train', 'dev', 'test', got 'tests'; did you mean 'test'"),
         ({"view": "locale"}, "view: expected one of 'full', 'local'"),
-        ({"render_mode": "ascii"}, "render_mode: expected one of None, 'ansi', 'ansi_list', 'human', 'rgb_array'"),
+        ({"render_mode": "ascii"}, "render_mode: expected one of None, 'ansi', 'human', 'rgb_array'"),
         ({"on_invalid": "raise"}, "on_invalid: expected one of 'terminate', 'retry'"),
         ({"max_bytes": 0}, "max_bytes: expected an integer of at least 1, got 0"),
         ({"max_bytes": 1.5}, "max_bytes: expected an integer"),
@@ -554,7 +554,8 @@ def test_ansi_render_returns_text() -> None:
 
 
 def test_ansi_list_contains_every_turn_once() -> None:
-    env = rpsv(render_mode="ansi_list")
+    env = gym.make("MAS-Custom-v0", task=EIGHT_FIVE, mas="rpsv", render_mode="ansi_list")
+    env.reset(options={"problem_id": "sum/0"})
     play(env, "facts", "plan")
     frames = env.render()
     assert len(frames) == 3

@@ -103,7 +103,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         UnknownNameError: The task or the MAS is unknown.
     """
 
-    metadata = {"render_modes": ["ansi", "ansi_list", "human", "rgb_array"], "render_fps": 2}  # noqa: RUF012
+    metadata = {"render_modes": ["ansi", "human", "rgb_array"], "render_fps": 2}  # noqa: RUF012
 
     def __init__(
         self,
@@ -137,7 +137,6 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         self._state: MASState | None = None
         self._over = True
         self._refusals = 0
-        self._frames: list[str] = []
         self._facts: Info = {}
 
     def _make_observation_space(self) -> spaces.Dict:
@@ -213,7 +212,6 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         self._problem = problem
         self._state = self._first(problem.question)
         self._over, self._refusals = False, 0
-        self._frames.clear()
         return self._report({})
 
     def step(self, action: tuple[str, int]) -> tuple[Observation, float, bool, bool, Info]:
@@ -270,11 +268,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     def _report(self, facts: Info) -> tuple[Observation, Info]:
         self._facts = facts
-        if self.render_mode == "ansi_list":
-            from mas_gym.envs.rendering import render_text
-
-            self._frames.append(render_text(self.mas, self.state, facts))
-        elif self.render_mode == "human":
+        if self.render_mode == "human":
             from mas_gym.envs.rendering import print_turn
 
             print_turn(self.mas, self.state, facts)
@@ -369,8 +363,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     def render(self) -> Any:
         """Return the episode in the format of ``render_mode``.
 
-        ``ansi``: a str; ``ansi_list``: the strings since the last call; ``rgb_array``: a uint8 array of
-        shape (640, 1120, 3); ``human``: None, because each turn is printed as it happens.
+        ``ansi``: a str; ``rgb_array``: a uint8 array of shape (640, 1120, 3); ``human``: None, because each turn is
+        printed as it happens. With ``gym.make``, ``ansi_list`` gives the strings since the last call.
 
         Raises:
             EpisodeOverError: No episode has started.
@@ -378,9 +372,6 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if self.render_mode is None:
             gym.logger.warn('render() needs a mode: gym.make(..., render_mode="ansi"), "human" or "rgb_array"')
             return None
-        if self.render_mode == "ansi_list":
-            frames, self._frames = self._frames, []
-            return frames
         if self.render_mode == "rgb_array":
             from mas_gym.envs.rendering import draw_state
 

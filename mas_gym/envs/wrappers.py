@@ -83,6 +83,10 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     **Errors**: `reset` and `step` raise the policy's errors; afterwards only `reset()` is valid. `step` raises
     `EpisodeOverError` outside an episode, and `IllegalActionError` for an action that is not a proposal's index.
 
+    Attributes:
+        samples: The current proposals as returned by the policy; empty after the end.
+        chosen: The proposal that led to the current state; None at the start of an episode.
+
     Args:
         env: A `mas_gym.MASEnv`, wrapped or not.
         policy: A policy, or a name for `mas_gym.policies.load_policy`, such as ``"tiny"``.
@@ -114,8 +118,8 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         self._fixed_seed = None if seed is None else whole_number("seed", seed, at_least=0)
         self._temperature, self._top_p = temperature, top_p
         self._seed = 0
-        self._samples: tuple[Sample, ...] = ()
-        self._chosen: Sample | None = None
+        self.samples: tuple[Sample, ...] = ()
+        self.chosen: Sample | None = None
         self.action_space = spaces.Discrete(n)
         room = n * self.mas_env.max_bytes
         inner = self.mas_env.observation_space
@@ -127,27 +131,27 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Observation, Info]]:
         """Start an episode and request the first proposals."""
         observation, info = yield from resetting(self.env, seed, options)
-        self._samples, self._chosen = (), None
+        self.samples, self.chosen = (), None
         fresh = self.mas_env.np_random.integers(2**31) if self._fixed_seed is None else self._fixed_seed
         self._seed = int(fresh)
-        self._samples = yield from self._propose()
+        self.samples = yield from self._propose()
         return self._with_candidates(observation, info)
 
     def stepping(self, action: int) -> Asking[Step]:
         """Send the selected proposal to `ALL` and request the next ones."""
-        if not self._samples:
+        if not self.samples:
             raise EpisodeOverError(
                 "the episode has ended, has not started or was ended by an error: call env.reset() first"
             )
-        picked, before = self._samples[self._place(action)], self.mas_env.state
+        picked, before = self.samples[self._place(action)], self.mas_env.state
         # If the policy fails, there are no proposals and no step is possible.
-        self._samples = ()
+        self.samples = ()
         sent = (picked.text, self.mas_env.ALL)
         observation, reward, terminated, truncated, info = yield from stepping(self.env, sent)
         if self.mas_env.state is not before:
-            self._chosen = picked
+            self.chosen = picked
         if not terminated and not truncated:
-            self._samples = yield from self._propose()
+            self.samples = yield from self._propose()
         observation, info = self._with_candidates(observation, info)
         return observation, reward, terminated, truncated, info
 
@@ -160,16 +164,6 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
             raise IllegalActionError(f"expected a proposal index from 0 to {self.n - 1}, got {shown(action)}")
         return place
 
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """The current proposals as returned by the policy; empty after the end."""
-        return self._samples
-
-    @property
-    def chosen(self) -> Sample | None:
-        """The proposal that led to the current state; None at the start of an episode."""
-        return self._chosen
-
     def action_masks(self) -> NDArray[np.bool_]:
         """Return the mask of the proposals that may be selected; sb3-contrib requires this method name."""
         mask: NDArray[np.bool_] = self._mask().astype(bool)
@@ -178,14 +172,14 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     def clone_state(self, *, include_rng: bool = False) -> ChoiceSnapshot:
         """Return a snapshot of the episode with its current proposals, in constant time."""
         base = self.mas_env.clone_state(include_rng=include_rng)
-        return ChoiceSnapshot(base, self._seed, self._samples, self._chosen)
+        return ChoiceSnapshot(base, self._seed, self.samples, self.chosen)
 
     def restore_state(self, snapshot: ChoiceSnapshot) -> None:
         """Restore a snapshot in constant time, without calling the policy."""
         if not isinstance(snapshot, ChoiceSnapshot):
             raise ConfigError(f"expected a ChoiceSnapshot, from clone_state(), got {type(snapshot).__name__}")
         self.mas_env.restore_state(snapshot.base)
-        self._seed, self._samples, self._chosen = snapshot.seed, snapshot.samples, snapshot.chosen
+        self._seed, self.samples, self.chosen = snapshot.seed, snapshot.samples, snapshot.chosen
 
     def observe(self) -> tuple[Observation, Info]:
         """Return a new observation and info for the current state, for use after `restore_state`."""
@@ -207,7 +201,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     def _with_candidates(self, observation: Observation, info: Info) -> tuple[Observation, Info]:
         logprobs = np.full(self.n, -np.inf)
         candidates = []
-        for i, sample in enumerate(self._samples):
+        for i, sample in enumerate(self.samples):
             if sample.logprob is not None:
                 logprobs[i] = sample.logprob
             candidates.append(ProposedMessage(sample.text if self._fits(sample) else "", sample.tokens))
@@ -218,15 +212,15 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         return utf8_length(sample.text) <= self.mas_env.max_bytes
 
     def _mask(self) -> NDArray[np.int8]:
-        texts = [sample.text for sample in self._samples]
-        legal = [self._fits(sample) and sample.text not in texts[:i] for i, sample in enumerate(self._samples)]
+        texts = [sample.text for sample in self.samples]
+        legal = [self._fits(sample) and sample.text not in texts[:i] for i, sample in enumerate(self.samples)]
         return np.array(legal or [True] * self.n, dtype=np.int8)
 
     def __deepcopy__(self, memo: dict[int, object]) -> CandidateChoice:
         """Copy the episode and share the policy."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = ("_policy", "_samples", "_chosen", "_saved_kwargs")
+        shared = ("_policy", "samples", "chosen", "_saved_kwargs")
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
         return twin

@@ -186,7 +186,8 @@ class ProgramThread:
 
 
 _RUNNING: WeakKeyDictionary[ThreadPoolExecutor, WeakSet[ProgramThread]] = WeakKeyDictionary()
-_JOBS: WeakKeyDictionary[Future[object], ProgramThread] = WeakKeyDictionary()
+JOBS: WeakKeyDictionary[Future[Any], ProgramThread] = WeakKeyDictionary()
+"""The tracked jobs of thread pools, by future."""
 
 
 def _waits(frame: FrameType) -> bool:
@@ -212,6 +213,7 @@ class Activity:
         port: The port of the program's gateway; None if the program has no address.
         executor: The default executor that the program has set on its loop.
         loop_thread: The native identifier of its event loop's thread; None if it has no event loop.
+        jobs: The jobs that run or will run on threads.
     """
 
     def __init__(self) -> None:
@@ -219,7 +221,7 @@ class Activity:
         self.port: int | None = None
         self.executor: Executor | None = None
         self.loop_thread: int | None = None
-        self._jobs: set[ProgramThread] = set()
+        self.jobs: set[ProgramThread] = set()
         self._results: dict[asyncio.Future[object], ProgramThread | None] = {}
         self._sleeps: dict[asyncio.Future[object], str] = {}
         self._connections: list[ref[asyncio.BaseTransport]] = []
@@ -227,20 +229,11 @@ class Activity:
     def begin(self, job: ProgramThread) -> None:
         """Add a job; all jobs except the program itself run concurrently with the program."""
         self.alone = self.alone and job.thread is not None
-        self._jobs.add(job)
-
-    @property
-    def jobs(self) -> bool:
-        """Whether `state` needs the frames of threads."""
-        return bool(self._jobs)
-
-    def clear(self) -> None:
-        """Remove the jobs of an execution that is over."""
-        self._jobs.clear()
+        self.jobs.add(job)
 
     def end(self, job: ProgramThread) -> None:
         """Record that the threads waiting for a job have been woken."""
-        self._jobs.discard(job)
+        self.jobs.discard(job)
         if job.pool is not None:
             _RUNNING.get(job.pool, WeakSet[ProgramThread]()).discard(job)
 
@@ -271,12 +264,12 @@ class Activity:
             perhaps: Number of other open calls over HTTP, which threads may wait for.
             loop: The identifier of its event loop's thread, if the program's code is running there.
         """
-        active = [Busy(job.name, job.native) for job in list(self._jobs) if job.active(frames)]
+        active = [Busy(job.name, job.native) for job in list(self.jobs) if job.active(frames)]
         if loop is not None and not ((frame := frames.get(loop)) is not None and _waits(frame)):
             active.append(Busy("its event loop", self.loop_thread))
         busy = set(active) if len(active) > blocked + perhaps else set()
         late = list(self._sleeps.values())
-        late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self._jobs]
+        late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self.jobs]
         busy.update(Busy(name, self.loop_thread) for name in late if name)
         if busy:
             return State.BUSY, busy
@@ -287,11 +280,6 @@ class Activity:
 
 
 _RESULT = "a result on the event loop"
-
-
-def job_of(future: Future[Any]) -> ProgramThread | None:
-    """Return the job that ends when a pool's future does; None if the job is not tracked."""
-    return _JOBS.get(future)
 
 
 def _end_after_callbacks(future: Future[object], job: ProgramThread) -> None:
@@ -337,7 +325,7 @@ def track() -> None:
         finally:
             CURRENT.reset(token)
         _end_after_callbacks(future, job)
-        _JOBS[future] = job
+        JOBS[future] = job
         return future
 
     @functools.wraps(start)

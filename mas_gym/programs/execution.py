@@ -187,7 +187,7 @@ class Use:
         key: str,
         taken: tuple[str, ...],
         path: tuple[str, ...],
-        snapshot: Callable[[], str] = lambda: "",
+        snapshot: Callable[[], str],
     ) -> None:
         """Look up a result that was recorded after the same replies."""
         self._tape, self._key, self._taken, self._snapshot = tape, key, taken, snapshot
@@ -275,6 +275,8 @@ class Execution:
         key: The API key of the program; empty if its calls need no key.
         bearer: The required authorization header of its calls.
         question: The question.
+        asked: Number of calls that the program has made.
+        over: Whether the program has ended or was dropped.
         touched: Time of its last call or reply, on the clock of `time.monotonic`.
         deadline: Time from which the program counts as hung, on the same clock; None while it waits for a reply.
         place: The shared loop that it runs on, if any; set by its runner.
@@ -300,9 +302,9 @@ class Execution:
 
         Args:
             host: The runner.
-            token: See above.
-            key: See above.
-            question: See above.
+            token: See the class, as for ``key`` and ``question``.
+            key: The API key.
+            question: The question.
             script: The replies to give immediately.
             limits: Maximum number of calls; seconds without a call or an answer after which the program counts as hung.
             tape: The recorded results of the search.
@@ -325,24 +327,14 @@ class Execution:
         self._limit, self._timeout = limits
         self._lock = threading.RLock()
         self._open: list[_Open] = []
-        self._asked = self._answered = 0
+        self.asked = self._answered = 0
         self._parked: Call | None = None
         self._parked_at = 0.0
         self._withdrawn: set[bytes] = set()
-        self._over = False
+        self.over = False
         self._stuck: float | None = None
         self.touched = monotonic()
         self.deadline: float | None = None
-
-    @property
-    def asked(self) -> int:
-        """Number of calls that the program has made."""
-        return self._asked
-
-    @property
-    def over(self) -> bool:
-        """Whether the program has ended or was dropped."""
-        return self._over
 
     def began(self) -> None:
         """Start the program's timeout."""
@@ -374,7 +366,7 @@ class Execution:
             self._abort(error)
             return False
         with self._lock:
-            starts = not self._over
+            starts = not self.over
             if starts:
                 self.copy = copy
                 self.began()
@@ -390,7 +382,7 @@ class Execution:
 
     def _abort(self, error: Exception) -> None:
         with self._lock:
-            if self._over:
+            if self.over:
                 return
             self._end()
         self._host.rests(self)
@@ -404,7 +396,7 @@ class Execution:
     @property
     def waits(self) -> bool:
         """Whether the program has open calls, none of which has been chosen as the next decision yet."""
-        return bool(self._open) and self._parked is None and not self._over
+        return bool(self._open) and self._parked is None and not self.over
 
     @property
     def origins(self) -> list[Origin]:
@@ -440,27 +432,27 @@ class Execution:
         if self.copy is not None and json.dumps(self.copy)[1:-1] in call.text:
             self._abort(
                 DivergenceError(
-                    f"call {self._asked + 1}: expected no path of the world's copy, got {self.copy}, which differs in "
+                    f"call {self.asked + 1}: expected no path of the world's copy, got {self.copy}, which differs in "
                     "each execution; use paths relative to it, or mask it with normalize="
                 )
             )
             raise ProgramStopped
         with self._lock:
-            if self._over:
+            if self.over:
                 raise ProgramStopped
-            self._asked += 1
+            self.asked += 1
             item = _Open(call, origin)
             self.touched = monotonic()
             if self._parked is not None and call.digest not in self._withdrawn:
                 self._late(self.touched - self._parked_at)
-            if self._asked <= self._limit:
+            if self.asked <= self._limit:
                 self._open.append(item)
                 self._drain()
                 if len(item.texts) < call.n:
                     item.reply = reply = later(self)
                     # The call now waits for its reply, for a bounded time.
                     self.deadline = None
-        if self._asked > self._limit:
+        if self.asked > self._limit:
             most = f"more than {self._limit} calls; raise max_calls if the program needs them"
             self.finish(Failed(f"the program made {most}"))
             raise ProgramStopped
@@ -506,13 +498,13 @@ class Execution:
         with self._lock:
             self._withdrawn.update(item.call.digest for item in self._open if item.reply is reply)
             self._open = [item for item in self._open if item.reply is not reply]
-            if not self._open and not self._over:
+            if not self._open and not self.over:
                 self.deadline = monotonic() + self._timeout
 
     def finish(self, outcome: Ended | Failed) -> None:
         """Record the program's end."""
         with self._lock:
-            if self._over:
+            if self.over:
                 return
             left = self._steps[0] if self._steps else None
             parked = self._parked is not None
@@ -536,7 +528,7 @@ class Execution:
     def answer(self, text: str, report: Report) -> bool:
         """Reply to the decision and continue; return False if the program was not waiting for it."""
         with self._lock:
-            if self._over or self._parked is None:
+            if self.over or self._parked is None:
                 return False
             self._steps.append(ScriptStep(self._parked, text))
             self._parked, self._report = None, report
@@ -552,7 +544,7 @@ class Execution:
     def drop(self) -> None:
         """End the execution; nothing more is reported."""
         with self._lock:
-            if self._over:
+            if self.over:
                 return
             self._end()
         self._host.rests(self)
@@ -585,7 +577,7 @@ class Execution:
     def moved(self) -> tuple[Script, Report, Tape] | None:
         """Drop the execution, and return the inputs for an identical execution; None if no search waits for it."""
         with self._lock:
-            busy = not self._over and self._parked is None
+            busy = not self.over and self._parked is None
             script, report = Script([*self._taken, *self._steps], self._order), self._report
         self.drop()
         return (script, report, self._tape) if busy else None
@@ -661,8 +653,8 @@ class Execution:
         self._host.late(seconds)
 
     def _end(self) -> None:
-        self._over, self.deadline = True, None
-        self.activity.clear()
+        self.over, self.deadline = True, None
+        self.activity.jobs.clear()
         waiting, self._open = self._open, []
         for item in waiting:
             if item.reply is not None:

@@ -78,7 +78,7 @@ class IdleMonitor(ABC):
 
         Args:
             name: The program's name.
-            settle: See the class.
+            settle: The initial value.
             longest: Maximum number of seconds that a decision waits for another call.
         """
         self._name, self.settle, self._longest = name, settle, longest
@@ -183,7 +183,7 @@ class IdleMonitor(ABC):
             # Seen from another thread, a program on the event loop can be idle only while it blocks the loop.
             if programs.running != execution.token:
                 return False
-            loop = programs.ident
+            loop = programs.thread.ident
         if execution.observed:
             state, busy = execution.activity.state(frames, blocked, perhaps, loop)
         now = monotonic()

@@ -39,18 +39,12 @@ _OWN_PROMPTS = "(its prompts are the program's)"
 class Program:
     """A program that answers a question by calling a chat model; search branches at its calls.
 
+    The constructor's arguments are attributes, too.
+
     Attributes:
         name: Its name in reports.
         source: The function, command or service to run.
         mas: The system that search uses: the agents and, if given, the edges between them.
-        max_calls: See the arguments.
-        timeout: See the arguments.
-        settle: See the arguments.
-        parked: See the arguments.
-        running: See the arguments.
-        normalize: See the arguments.
-        temperature: See the arguments.
-        world: See the arguments.
         transcripts: Known replies, by question: a search first runs the program with them, so that a planner may
             continue from the states along each transcript.
         spec: The string from which the program was loaded; None if there is none.
@@ -58,7 +52,7 @@ class Program:
 
     def __init__(
         self,
-        source: str | Callable[..., Any] | Source,
+        source: str | Callable[..., Any],
         *,
         agents: Sequence[str] | Mapping[str, str] | None = None,
         mas: MAS | str | Mapping[str, object] | None = None,
@@ -133,7 +127,6 @@ class Program:
         }  # fmt: skip
 
     def _limit(self, parked: int | None, running: int) -> None:
-        """Set how many executions may wait and how many may run."""
         light = isinstance(self.source, FunctionSource) and self.source.light
         default = _PARKED_LIGHT if light else _PARKED
         self.parked = default if parked is None else whole_number("parked", parked, at_least=0)
@@ -173,8 +166,8 @@ class Program:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the constructor's arguments, for other processes."""
-        own = self.source.function if isinstance(self.source, FunctionSource | IsolatedSource) else self.source
-        return _again, (self.spec or own, self._arguments)
+        function = isinstance(self.source, FunctionSource | IsolatedSource) and self.source.function
+        return _again, (self.spec or function, self._arguments)
 
     @cached_property
     def mas(self) -> MAS:
@@ -298,8 +291,6 @@ def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolat
         if _is_function(source):
             return FunctionSource(_named(source), _label(source))
         return CommandSource(source, files)
-    if isinstance(source, CommandSource | ServiceSource | FunctionSource):
-        return source
     if callable(source):
         return FunctionSource(source)
     raise ConfigError(f"program: expected a function, FILE.py:NAME, a command or a URL, got {shown(source)}")

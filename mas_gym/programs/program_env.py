@@ -119,14 +119,7 @@ class ProgramEnv(MASEnv):
         """Pickle the environment without its running executions."""
         return super().__getstate__() | {"_runner": None, "_session": None}
 
-    def __deepcopy__(self, memo: dict[int, object]) -> ProgramEnv:
+    def __deepcopy__(self, memo: dict[int, object]) -> MASEnv:
         """Copy the episode; the copy runs the program separately."""
-        held = self._runner, self._session
-        self._runner = self._session = None
-        memo[id(self.program)] = self.program
-        try:
-            twin = super().__deepcopy__(memo)
-        finally:
-            self._runner, self._session = held
-        assert isinstance(twin, ProgramEnv)
-        return twin
+        memo |= {id(self.program): self.program, id(self._runner): None, id(self._session): None}
+        return super().__deepcopy__(memo)

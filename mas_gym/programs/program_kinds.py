@@ -57,29 +57,6 @@ class Stage(Protocol):
         """Run, on the internal loop, which user code never blocks, the coroutine that ``work`` returns."""
 
 
-class Source(Protocol):
-    """A kind of program.
-
-    Attributes:
-        name: Its name in reports.
-        needs_key: Whether the program receives an API key, which its calls must then send.
-    """
-
-    @property
-    def name(self) -> str:
-        """See the class."""
-
-    @property
-    def needs_key(self) -> bool:
-        """See the class."""
-
-    def identity(self) -> object:
-        """Return everything that determines the program's behavior. Raises `IdentityError`."""
-
-    def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
-        """Start the program on an execution's question, and return a function that ends it."""
-
-
 class FunctionSource:
     """A Python function, called as ``solve(question, base_url=...)`` or ``solve(question, client=...)``.
 
@@ -471,6 +448,10 @@ class ServiceSource:
             reply = json.loads(body)
             return ended(reply.get("answer") if isinstance(reply, dict) else reply)
         return ended(body.decode("utf-8", "replace").strip())
+
+
+Source = FunctionSource | CommandSource | ServiceSource
+"""A kind of program: its name, identity, whether its calls need a key, and how to start and stop an execution."""
 
 
 def contents(files: Sequence[Path]) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from mas_gym.programs.background import CURRENT, job_of
+from mas_gym.programs.background import CURRENT, JOBS
 from mas_gym.programs.execution import Execution, ProgramStopped, raise_in
 from mas_gym.programs.program_kinds import failed
 
@@ -108,7 +108,7 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         pool = executor or execution.activity.executor or self._default_executor  # type: ignore[attr-defined]
         future = pool.submit(function, *args)
         result = asyncio.wrap_future(future, loop=self)
-        execution.activity.awaits(result, job_of(future))
+        execution.activity.awaits(result, JOBS.get(future))
         return result
 
     def set_default_executor(self, executor: ThreadPoolExecutor) -> None:  # type: ignore[override]
@@ -167,7 +167,7 @@ def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> Non
 
 
 class Loop:
-    """An event loop on a dedicated thread."""
+    """An event loop on a dedicated thread, ``thread``."""
 
     def __init__(self, name: str) -> None:
         self.selector = _IdleSelector()
@@ -180,8 +180,8 @@ class Loop:
         self._running, self._since, self._waited = "", 0.0, 0.0
         self._inbox: deque[tuple[contextvars.Context, Callable[..., object], tuple[object, ...]]] = deque()
         self._awake = self._ends = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -202,16 +202,6 @@ class Loop:
         if execution is not None:
             execution.activity.alone, task.token = False, execution.token
         return task
-
-    @property
-    def native(self) -> int | None:
-        """The native identifier of its thread."""
-        return self._thread.native_id
-
-    @property
-    def ident(self) -> int | None:
-        """The identifier of its thread."""
-        return self._thread.ident
 
     def look(self) -> tuple[bool, float]:
         """Return whether the loop is busy, and for how many seconds it has run only one task.
@@ -236,7 +226,7 @@ class Loop:
     def _queued(self) -> float:
         """Return the seconds that the thread has waited for a processor; 0 if the system does not report it."""
         with suppress(OSError):
-            _, queued, _ = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text().split()
+            _, queued, _ = Path(f"/proc/self/task/{self.thread.native_id}/schedstat").read_text().split()
             return int(queued) / 1e9
         return 0.0
 
@@ -265,7 +255,7 @@ class Loop:
     @property
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
-        return threading.get_ident() == self._thread.ident
+        return threading.get_ident() == self.thread.ident
 
     def soon(self, work: Callable[..., object], *args: object) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
@@ -316,7 +306,7 @@ class Loop:
         context.run(CURRENT.set, None)
         context.run(self.soon, begin)
         if not wait:
-            if self._thread.ident is not None:
-                raise_in(self._thread.ident, ProgramStopped)
+            if self.thread.ident is not None:
+                raise_in(self.thread.ident, ProgramStopped)
         else:
-            self._thread.join(_CLOSE_SECONDS)
+            self.thread.join(_CLOSE_SECONDS)

@@ -259,7 +259,7 @@ class Runner(IdleMonitor):
                 self._programs = loop = Loop("mas-gym-programs")
                 loop.selector.idle = lambda: self._idle(loop.pending)
             programs = execution.place = self._programs
-        execution.activity.loop_thread = programs.native
+        execution.activity.loop_thread = programs.thread.native_id
         # Waking the loop lets other threads run, which would then wait for the lock.
         return programs.task(work, execution.token)
 

@@ -99,8 +99,6 @@ class Folder(World):
 
     Attributes:
         path: The original folder, which is never changed.
-        ignore: See the arguments.
-        max_bytes: See the arguments.
     """
 
     def __init__(
