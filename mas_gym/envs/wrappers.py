@@ -110,10 +110,8 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         """Check the arguments; the first reset loads a policy given by name."""
         _save_arguments(self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p)
         gym.Wrapper.__init__(self, env)
-        if not isinstance(env.unwrapped, MASEnv):
-            raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
         self.n = whole_number("n", n, at_least=1)
-        self.mas_env = env.unwrapped
+        self.mas_env = _mas_env(env)
         self._policy = policy if isinstance(policy, str) else as_policy(policy)
         self._fixed_seed = None if seed is None else whole_number("seed", seed, at_least=0)
         self._temperature, self._top_p = temperature, top_p
@@ -226,6 +224,12 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         return twin
 
 
+def _mas_env(env: gym.Env[ObsType, ActType]) -> MASEnv:
+    if not isinstance(env.unwrapped, MASEnv):
+        raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
+    return env.unwrapped
+
+
 def candidate_choice(env: gym.Env[ObsType, ActType]) -> CandidateChoice | None:
     """Return the `CandidateChoice` among an environment's wrappers; None if there is none."""
     while isinstance(env, gym.Wrapper):
@@ -270,9 +274,7 @@ class DenseReward(AskingWrapper, RecordConstructorArgs):
         """
         _save_arguments(self, critic=critic, gamma=gamma)
         gym.Wrapper.__init__(self, env)
-        if not isinstance(env.unwrapped, MASEnv):
-            raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
-        self.mas_env: MASEnv = env.unwrapped
+        self.mas_env = _mas_env(env)
         number = isinstance(gamma, float | int) and not isinstance(gamma, bool)
         if not number or not 0 <= gamma <= 1:
             raise ConfigError(f"gamma: expected a number in [0, 1], got {shown(gamma)}")

@@ -39,7 +39,7 @@ def _from_events(events: list[JSONMapping]) -> list[JSONObject]:
             tokens = inside(event, "usage", "data", "completion_tokens")
             found.append(
                 {"role": "assistant", "content": inside(event, "message", "content"),
-                 "tool_calls": inside(event, "tool_calls", "calls"), "tokens": int(tokens or 0)}
+                 "tool_calls": inside(event, "tool_calls", "calls"), "tokens": tokens}
             )  # fmt: skip
         for result in event.get("results", []) if kind == "ToolResultsEvent" else [event]:
             # A result occurs separately and among the results of its turn.

@@ -228,12 +228,12 @@ def _answer(row: JSONMapping) -> str | None:
     return next((answer for answer in answers if isinstance(answer, str) and answer.strip()), None)
 
 
-def _attached(value: object, attachments: JSONMapping, depth: int = 0) -> object:
+def _attached(value: object, attachments: JSONMapping) -> object:
     """Return a value with the texts that are stored as attachments."""
     if isinstance(value, str) and value.startswith(_ATTACHED):
         return attachments.get(value.removeprefix(_ATTACHED), value)
-    if depth < _DEPTH and isinstance(value, list):
-        return [_attached(one, attachments, depth + 1) for one in value]
-    if depth < _DEPTH and isinstance(value, Mapping):
-        return {key: _attached(one, attachments, depth + 1) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_attached(one, attachments) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _attached(one, attachments) for key, one in value.items()}
     return value

@@ -10,7 +10,6 @@ from mas_gym.logs.spans import AGENT, MODEL, OTHER, TOOL, Span, make_span
 
 _KIND = "openinference.span.kind"
 _KINDS = {"LLM": MODEL, "TOOL": TOOL, "RETRIEVER": TOOL, "AGENT": AGENT}
-_DEPTH = 20
 
 
 def is_openinference(attributes: JSONMapping) -> bool:
@@ -43,8 +42,6 @@ def openinference(
     title = inside(tree, "tool", "name") if kind == TOOL else None
     model, tokens = inside(tree, "llm", "model_name"), inside(tree, "llm", "token_count", "completion")
     facts = {"model": model} if isinstance(model, str) else {}
-    if isinstance(tokens, float) and tokens.is_integer():
-        tokens = int(tokens)
     return make_span(*identity, parent, kind, agent, str(title or name), start, given, output, tokens, facts)
 
 
@@ -65,12 +62,10 @@ def _messages(listed: object) -> list[JSONObject]:
     return found
 
 
-def _nested(value: object, depth: int = 0) -> object:
+def _nested(value: object) -> object:
     """Return a value in which ``{"a.0.b": 1}`` is ``{"a": [{"b": 1}]}``."""
-    if depth > _DEPTH:
-        return value
     if isinstance(value, list):
-        return [_nested(one, depth + 1) for one in value]
+        return [_nested(one) for one in value]
     if not isinstance(value, Mapping):
         return value
     found: JSONObject = {}
@@ -82,5 +77,5 @@ def _nested(value: object, depth: int = 0) -> object:
         else:
             found.setdefault(head, one)
     if found and all(key.isdecimal() and len(key) < 6 for key in found):
-        return [_nested(found[key], depth + 1) for key in sorted(found, key=int)]
-    return {key: _nested(one, depth + 1) for key, one in found.items()}
+        return [_nested(found[key]) for key in sorted(found, key=int)]
+    return {key: _nested(one) for key, one in found.items()}

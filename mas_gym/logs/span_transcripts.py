@@ -20,6 +20,7 @@ from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.data_rows import BadRow, first_of
 
 _CORRECT = ("correct", "correctness", "is_correct")
+_VERDICTS = [f"{prefix}{name}" for prefix in ("mas_gym.", "score.", "") for name in _CORRECT]
 
 
 def span_parts(spans: Iterable[Span]) -> Iterator[tuple[str, Span]]:
@@ -88,7 +89,7 @@ def trace_transcripts(trace: str, rows: list[Span]) -> Iterator[Transcript]:
         messages=tuple(messages),
         answer=answered if answered is not None and answered.strip() != last else None,
         reference=reference_of(first_of(facts, REFERENCE)),
-        correct=next((truth(facts[key]) for key in _verdicts() if facts.get(key) is not None), None),
+        correct=next((truth(facts[key]) for key in _VERDICTS if facts.get(key) is not None), None),
         score=next((float(v) for k, v in facts.items() if k.startswith("score.") and is_number(v)), None),
         question_id=text_or_none(first_of(facts, ("question_id", "mas_gym.problem.id")), "question_id"),
         sample_id=trace,
@@ -96,10 +97,6 @@ def trace_transcripts(trace: str, rows: list[Span]) -> Iterator[Transcript]:
         facts=small_facts(facts, set(REFERENCE))[0],
         dropped=dict(+dropped),
     )
-
-
-def _verdicts() -> list[str]:
-    return [f"{prefix}{name}" for prefix in ("mas_gym.", "score.", "") for name in _CORRECT]
 
 
 class _Place(NamedTuple):

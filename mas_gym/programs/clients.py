@@ -45,24 +45,15 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
     """Return an asynchronous client that is not bound to an execution."""
 
     class GatewayCompletions(AsyncCompletions):
-        def __init__(self, client: openai.AsyncOpenAI) -> None:
-            super().__init__(client)
-            self._path = client.base_url.path
-
         async def create(self, *args: Any, **named: Any) -> Any:
             # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
-            execution = gateway.at(self._path)
+            execution = gateway.at(self._client.base_url.path)
             if execution is None or args or (call := _plain(gateway, execution, named)) is None:
                 return await super().create(*args, **named)
             texts = execution.ask(call, _of_task(execution), _Awaited)
             if isinstance(texts, _Awaited):
                 texts = await texts.texts()
             return ChatCompletion.model_validate(unstreamed_reply(call, texts))
-
-    class GatewayChat(AsyncChat):
-        @cached_property
-        def completions(self) -> GatewayCompletions:
-            return GatewayCompletions(self._client)
 
     class Client(openai.AsyncOpenAI):
         def __init__(self, **options: Any) -> None:
@@ -71,8 +62,10 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
             self._platform = "Unknown"
 
         @cached_property
-        def chat(self) -> GatewayChat:
-            return GatewayChat(self)
+        def chat(self) -> AsyncChat:
+            chat = AsyncChat(self)
+            chat.completions = GatewayCompletions(self)
+            return chat
 
         async def close(self) -> None:
             """Do nothing, because other executions share the HTTP client."""
@@ -94,27 +87,20 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
     """Return a synchronous client that is not bound to an execution."""
 
     class GatewayCompletions(Completions):
-        def __init__(self, client: openai.OpenAI) -> None:
-            super().__init__(client)
-            self._path = client.base_url.path
-
         def create(self, *args: Any, **named: Any) -> Any:
             # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
-            execution = gateway.at(self._path)
+            execution = gateway.at(self._client.base_url.path)
             if execution is None or args or (call := _plain(gateway, execution, named)) is None:
                 return super().create(*args, **named)
             texts = execution.ask(call, _of_thread(execution), in_thread)
             return ChatCompletion.model_validate(unstreamed_reply(call, execution.wait_for(texts)))
 
-    class GatewayChat(Chat):
-        @cached_property
-        def completions(self) -> GatewayCompletions:
-            return GatewayCompletions(self._client)
-
     class Client(openai.OpenAI):
         @cached_property
-        def chat(self) -> GatewayChat:
-            return GatewayChat(self)
+        def chat(self) -> Chat:
+            chat = Chat(self)
+            chat.completions = GatewayCompletions(self)
+            return chat
 
         def close(self) -> None:
             """Do nothing, because other executions share the HTTP client."""

@@ -143,15 +143,7 @@ def _one_run(program: Described) -> tuple[list[Call], Outcome | Exception]:
 def _log_end(
     name: str, names: Sequence[str], silent: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception
 ) -> None:
-    """Log the calling agents and where the program ended.
-
-    Args:
-        name: The program's name.
-        names: The agents that made calls.
-        silent: The other nodes of the program's graphs.
-        unnamed: For each call, whether its agent's name is missing.
-        end: The last outcome.
-    """
+    """Log the calling agents, the other nodes, and where the program ended; ``unnamed`` has an entry for each call."""
     if isinstance(end, Ended):
         how = "returned an answer"
     elif isinstance(end, Waiting):

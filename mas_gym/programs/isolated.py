@@ -27,7 +27,7 @@ def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed
     name_nodes(urlsplit(base_url).port)
     try:
         found = PROGRAMS.find(PROGRAMS.parse(spec))
-        source = FunctionSource(found)
+        source = FunctionSource(found, world=WORLD_VARIABLE in os.environ)
         given: dict[str, Any] = {"base_url": base_url, "api_key": api_key}
         if "client" in source.named:
             given["client"] = _client(source.async_client, base_url, api_key)

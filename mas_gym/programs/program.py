@@ -96,7 +96,7 @@ class Program:
             DataNotFoundError: A file does not exist.
         """
         self.spec = source if isinstance(source, str) else None
-        self.source = _read_source(source, files, isolate)
+        self.source = _read_source(source, files, isolate, world is not None)
         self.name = self.source.name
         self.max_calls = whole_number("max_calls", max_calls, at_least=1)
         if max_calls > MAX_TURNS:
@@ -111,8 +111,6 @@ class Program:
         self.temperature = None if temperature is None else effective_temperature(temperature)
         self.world = world
         self.transcripts: Mapping[str, Sequence[Sequence[str]]] = {}
-        if isinstance(self.source, FunctionSource | IsolatedSource):
-            self.source.check_world(world is not None)
         self._greedy = False
         self._unseen = set[str]()
         if mas is not None and agents is not None:
@@ -275,22 +273,17 @@ def _label(source: str) -> str:
     return Path(spec.file).stem if spec.file else spec.name
 
 
-def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolate: bool) -> Source:
+def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: bool, world: bool) -> Source:
+    spec = source if isinstance(source, str) and _is_function(source) else None
+    if spec is not None or callable(source):
+        function = source if spec is None else _named(spec)
+        inner = FunctionSource(function, _label(spec) if spec else "", world=world)
+        return IsolatedSource(inner, spec) if isolate else inner
     if isolate:
-        if isinstance(source, str) and _is_function(source):
-            return IsolatedSource(_named(source), source, _label(source))
-        if isinstance(source, str) or not callable(source):
-            raise ConfigError(
-                f"isolate: expected a function or FILE.py:NAME, got {shown(source)}; a command and a service "
-                "already run in their own processes, so omit isolate"
-            )
-        return IsolatedSource(source)
-    if isinstance(source, str):
-        if source.startswith(("http://", "https://")):
-            return ServiceSource(source, files)
-        if _is_function(source):
-            return FunctionSource(_named(source), _label(source))
-        return CommandSource(source, files)
-    if callable(source):
-        return FunctionSource(source)
-    raise ConfigError(f"program: expected a function, FILE.py:NAME, a command or a URL, got {shown(source)}")
+        raise ConfigError(
+            f"isolate: expected a function or FILE.py:NAME, got {shown(source)}; a command and a service already run "
+            "in their own processes, so omit isolate"
+        )
+    if not isinstance(source, str):
+        raise ConfigError(f"program: expected a function, FILE.py:NAME, a command or a URL, got {shown(source)}")
+    return (ServiceSource if source.startswith(("http://", "https://")) else CommandSource)(source, files)

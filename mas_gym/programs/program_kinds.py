@@ -68,10 +68,12 @@ class FunctionSource:
         named: Which of the parameters ``client``, ``base_url``, ``api_key`` and ``world`` it has.
         asynchronous: Whether it is a coroutine function.
         async_client: Whether its client is an `openai.AsyncOpenAI`.
+        light: Whether waiting executions use neither a thread nor a connection.
+        needs_key: Whether the program has a parameter for the key; even without a key, the base URL is unguessable.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
-        """Inspect the function's parameters. Raises `ConfigError`."""
+    def __init__(self, function: Callable[..., Any], name: str = "", *, world: bool) -> None:
+        """Inspect the function's parameters. Raises `ConfigError`, also if it does not take, or needs, a world."""
         self.function, self.name = function, name or name_of(function).rpartition(".")[2]
         try:
             parameters = inspect.signature(function).parameters
@@ -90,28 +92,15 @@ class FunctionSource:
         self.asynchronous = inspect.iscoroutinefunction(function)
         hint = str(parameters["client"].annotation) if "client" in parameters else ""
         self.async_client = "Async" in hint or (self.asynchronous and "OpenAI" not in hint)
-
-    def check_world(self, given: bool) -> None:
-        """Raise `ConfigError` if a world is given but not accepted by the program, or required but not given."""
-        takes = "world" in self.named
-        required = takes and inspect.signature(self.function).parameters["world"].default is inspect.Parameter.empty
-        if given and not takes:
+        self.light = self.asynchronous and self.async_client and "base_url" not in self.named
+        self.needs_key = "api_key" in self.named or "client" in self.named
+        if world and "world" not in self.named:
             raise ConfigError(f"program {self.name}: the function takes no world, but got one; add the parameter world")
-        if required and not given:
+        if not world and "world" in self.named and parameters["world"].default is inspect.Parameter.empty:
             raise ConfigError(
                 f"program {self.name}: the function requires a world, but got none; create "
                 'Program(..., world=Folder("repo"))'
             )
-
-    @property
-    def light(self) -> bool:
-        """Whether waiting executions use neither a thread nor a connection."""
-        return self.asynchronous and self.async_client and "base_url" not in self.named
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether the program has a parameter for the key; even without a key, the base URL is unguessable."""
-        return "api_key" in self.named or "client" in self.named
 
     def identity(self) -> object:
         """Return the function."""
@@ -196,7 +185,7 @@ class CommandSource:
     ``PYTHONHASHSEED=0`` unless this is already set.
     """
 
-    needs_key = True
+    needs_key: bool = True
 
     def __init__(self, command: str | Sequence[str], files: Sequence[str | os.PathLike[str]] = ()) -> None:
         """Split the command like a shell. Raises `ConfigError`, `DataNotFoundError`."""
@@ -210,13 +199,8 @@ class CommandSource:
         self.files = stated_files(files)
 
     def identity(self) -> object:
-        """Return the command and the contents of its files."""
-        if not self.files:
-            raise IdentityError(
-                f"the command {shlex.join(self.words)!r} does not specify the files that determine its behavior: name "
-                "them with Program(..., files=[...]) or --program-file, or run without a store"
-            )
-        return {"command": self.words, "files": contents(self.files)}
+        """Return the command and the contents of its files. Raises `IdentityError` without files."""
+        return {"command": self.words, "files": contents(f"the command {shlex.join(self.words)!r}", self.files)}
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Start a process in a new group; stopping kills the group."""
@@ -266,21 +250,10 @@ class CommandSource:
 class IsolatedSource(CommandSource):
     """A Python function that runs in a new process each time, so that no state outlives an execution."""
 
-    def __init__(self, function: Callable[..., Any], spec: str | None = None, name: str = "") -> None:
+    def __init__(self, inner: FunctionSource, spec: str | None = None) -> None:
         """Find the function's file. Raises `ConfigError`."""
-        self.function = function
-        self._inner = FunctionSource(function, name)
-        super().__init__([sys.executable, "-P", "-m", "mas_gym.programs.isolated", spec or _spec_of(function)])
-        self.name = self._inner.name
-
-    def check_world(self, given: bool) -> None:
-        """See `FunctionSource`."""
-        self._inner.check_world(given)
-
-    @property
-    def needs_key(self) -> bool:  # type: ignore[override]
-        """Whether the program has a parameter for the key."""
-        return self._inner.needs_key
+        super().__init__([sys.executable, "-P", "-m", "mas_gym.programs.isolated", spec or _spec_of(inner.function)])
+        self.function, self.name, self.needs_key = inner.function, inner.name, inner.needs_key
 
     def identity(self) -> object:
         """Return the identity of the function, which does not depend on earlier executions."""
@@ -387,13 +360,11 @@ class ServiceSource:
         self.files = stated_files(files)
 
     def identity(self) -> object:
-        """Return the URL's path and the contents of the given files; the host is left out, so it may change."""
-        if not self.files:
-            raise IdentityError(
-                f"the service {self.url} does not specify the files that determine its behavior: name them with "
-                "Program(..., files=[...]) or --program-file, or run without a store"
-            )
-        return {"service": self._parts.path, "files": contents(self.files)}
+        """Return the URL's path and the contents of the given files; the host is left out, so it may change.
+
+        Raises `IdentityError` without files.
+        """
+        return {"service": self._parts.path, "files": contents(f"the service {self.url}", self.files)}
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Send the request on a thread; stopping closes the connection."""
@@ -454,8 +425,13 @@ Source = FunctionSource | CommandSource | ServiceSource
 """A kind of program: its name, identity, whether its calls need a key, and how to start and stop an execution."""
 
 
-def contents(files: Sequence[Path]) -> dict[str, bytes]:
+def contents(program: str, files: Sequence[Path]) -> dict[str, bytes]:
     """Return the files' contents by name; equal names are numbered, because folders are ignored."""
+    if not files:
+        raise IdentityError(
+            f"{program} does not specify the files that determine its behavior: name them with Program(..., "
+            "files=[...]) or --program-file, or run without a store"
+        )
     found: dict[str, bytes] = {}
     for place, path in enumerate(files):
         alike = sum(other.name == path.name for other in files[:place])
