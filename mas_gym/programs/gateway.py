@@ -35,6 +35,7 @@ class Gateway:
     """Maps paths to open executions.
 
     Attributes:
+        open: The executions that receive requests, by token.
         normalize: See `mas_gym.programs.Program`.
         fitted: Converts a call to the form that its policy supports. Raises `PolicyError` if a part is unsupported.
     """
@@ -45,20 +46,12 @@ class Gateway:
         fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         self.normalize, self.fitted = normalize, fitted
-        self._open: dict[str, Execution] = {}
+        self.open: dict[str, Execution] = {}
         self._calls: WeakValueDictionary[bytes, Call] = WeakValueDictionary()
-
-    def add(self, execution: Execution) -> None:
-        """Accept requests at an execution's path."""
-        self._open[execution.token] = execution
-
-    def remove(self, execution: Execution) -> None:
-        """Stop accepting requests at an execution's path."""
-        self._open.pop(execution.token, None)
 
     def at(self, path: str) -> Execution | None:
         """Return the execution with the token at the beginning of a path; None if there is no such execution."""
-        return self._open.get(path.strip("/").partition("/")[0])
+        return self.open.get(path.strip("/").partition("/")[0])
 
     def read(
         self,

@@ -95,6 +95,7 @@ class Program:
             ConfigError: An argument is invalid.
             DataNotFoundError: A file does not exist.
         """
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "source")}
         self.spec = source if isinstance(source, str) else None
         self.source = _read_source(source, files, isolate, world is not None)
         self.name = self.source.name
@@ -116,13 +117,6 @@ class Program:
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both; mas= already names the agents")
         self._given_mas, self._given_agents = mas, agents
-        self._arguments = {
-            "agents": agents, "mas": mas, "files": tuple(files), "normalize": normalize, "max_calls": max_calls,
-            "timeout": timeout, "settle": settle, "parked": parked, "running": running,
-            "temperature": temperature,
-            "isolate": isolate,
-            "world": world,
-        }  # fmt: skip
 
     def _limit(self, parked: int | None, running: int) -> None:
         light = isinstance(self.source, FunctionSource) and self.source.light

@@ -138,26 +138,6 @@ def _owner(error: BaseException) -> Execution | None:
     return found
 
 
-class _Started:
-    """A task that runs on a loop or is about to start."""
-
-    __slots__ = ("cancelled", "name", "task", "work")
-
-    def __init__(self, work: Callable[[], Coroutine[object, object, None]], name: str | None) -> None:
-        self.work, self.name = work, name
-        self.task: asyncio.Task[None] | None = None
-        self.cancelled = False
-
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self.cancelled:
-            self.task = loop.create_task(self.work(), name=self.name)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self.task is not None:
-            self.task.cancel()
-
-
 def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     """Report unhandled task errors, except those that end a program and those of earlier runs' clients."""
     error = context.get("exception")
@@ -274,9 +254,22 @@ class Loop:
 
     def task(self, work: Callable[[], Coroutine[Any, Any, None]], name: str | None = None) -> Callable[[], None]:
         """Run the coroutine that ``work`` returns; return a function that cancels it."""
-        started = _Started(work, name)
-        self.soon(started.begin, self.loop)
-        return partial(self.soon, started.cancel)
+        task: asyncio.Task[None] | None = None
+        cancelled = False
+
+        def begin() -> None:
+            nonlocal task
+            if not cancelled:
+                task = self.loop.create_task(work(), name=name)
+
+        def cancel() -> None:
+            nonlocal cancelled
+            cancelled = True
+            if task is not None:
+                task.cancel()
+
+        self.soon(begin)
+        return partial(self.soon, cancel)
 
     def close(self, first: Callable[[], Awaitable[object]] | None = None, wait: bool = True) -> None:
         """Await ``first``, cancel every task, and end the thread as soon as it is not blocked."""

@@ -166,7 +166,7 @@ class Runner(IdleMonitor):
                 raise SearchError("the program's runner is closed; open a new one with program.open()")
             self._open.add(execution)
             self._queue.append(execution)
-        self.gateway.add(execution)
+        self.gateway.open[execution.token] = execution
         self._start_next()
         return execution
 
@@ -199,7 +199,7 @@ class Runner(IdleMonitor):
                 stop = self._stops.pop(execution, None)
             waits = bool(self._queue)
         if execution.over:
-            self.gateway.remove(execution)
+            self.gateway.open.pop(execution.token, None)
         if stop is not None:
             stop()
         if waits and self._side is not None:
