@@ -29,7 +29,7 @@ def list_of(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def token_count(value: object) -> int:
+def tokens_of(value: object) -> int:
     """Return a number of tokens; 0 for any other value."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     return whole if type(whole) is int and 0 <= whole < 1 << 31 else 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
-from mas_gym.logs.fields import inside, list_of, token_count
+from mas_gym.logs.fields import inside, list_of, tokens_of
 from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name, verdicts_of
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.data_rows import BadRow
@@ -209,7 +209,7 @@ def _message(entry: JSONMapping, names: dict[str, str]) -> RawMessage:
         tool_calls=tuple(call for _, call in calls),
         label=label_of(fields.get("label")),
         value=number(fields.get("value"), "value"),
-        tokens=token_count(fields.get("tokens", inside(fields, "usage_metadata", "output_tokens"))),
+        tokens=tokens_of(fields.get("tokens", inside(fields, "usage_metadata", "output_tokens"))),
         logprob=number(fields.get("logprob"), "logprob"),
         agent=known == ASSISTANT or (known == USER and name is not None),
         verdicts=verdicts_of(fields.get("verdicts")),

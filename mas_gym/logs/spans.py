@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.logs.fields import token_count
+from mas_gym.logs.fields import tokens_of
 from mas_gym.logs.messages import is_message, read_message, written
 from mas_gym.tasks.data_rows import BadRow
 from mas_gym.tasks.json_rows import parsed
@@ -47,7 +47,7 @@ def make_span(
         "start": _time(start),
         "input": given,
         "output": output,
-        "tokens": token_count(tokens),
+        "tokens": tokens_of(tokens),
         "facts": dict(facts),
     }
 
