@@ -38,7 +38,7 @@ def aec_env(
     mas: MASSource | None = None,
     *,
     rewards: Rewards = "shared",
-    **kwargs: object,
+    **kwargs: Any,
 ) -> MASAECEnv:
     """Return an environment as an AEC game; requires the extra ``mas-gym[aec]``.
 
@@ -67,7 +67,20 @@ def aec_env(
     >>> agent, reward
     ('Verifier', -1.0)
     """
-    return MASAECEnv(env, mas, rewards, **kwargs)
+    if AECEnv is object:
+        raise MissingDependencyError("the AEC view needs PettingZoo: pip install 'mas-gym[aec]'")
+    if mas is not None:
+        kwargs["mas"] = mas
+    if env is None and "task" not in kwargs:
+        env = "MAS-Arithmetic-v0"
+    if isinstance(env, str) and _ID.search(env):
+        # Gymnasium's checks of single-agent use do not fit.
+        env = gym.make(env, **kwargs).unwrapped
+    elif isinstance(env, gym.Env):
+        refuse_unknown("option", kwargs, ())
+    else:
+        env = MASEnv(**kwargs if env is None else {"task": env, **kwargs})
+    return MASAECEnv(env, choice("rewards", rewards, ("shared", "own")) == "own")
 
 
 class MASAECEnv(AECEnv):  # type: ignore[misc]
@@ -84,32 +97,12 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
     An agent that a dynamic schedule skips never acts; it terminates with the others.
     """
 
-    def __init__(
-        self,
-        env: str | Task | gym.Env[Any, Any] | None = None,
-        mas: MASSource | None = None,
-        rewards: Rewards = "shared",
-        **kwargs: Any,
-    ) -> None:
-        """Build the game; see `aec_env`."""
-        if AECEnv is object:
-            raise MissingDependencyError("the AEC view needs PettingZoo: pip install 'mas-gym[aec]'")
+    def __init__(self, env: gym.Env[Any, Any], own: bool) -> None:
+        """Build the game; ``own`` gives each reward only to the agent that acted."""
         super().__init__()
-        if mas is not None:
-            kwargs["mas"] = mas
-        if env is None and "task" not in kwargs:
-            env = "MAS-Arithmetic-v0"
-        if isinstance(env, str) and _ID.search(env):
-            # Gymnasium's checks of single-agent use do not fit.
-            env = gym.make(env, **kwargs).unwrapped
-        elif isinstance(env, gym.Env):
-            refuse_unknown("option", kwargs, ())
-        else:
-            env = MASEnv(**kwargs if env is None else {"task": env, **kwargs})
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a registered MAS id or a MASEnv, wrapped or not, got {env!r}")
-        self._own = choice("rewards", rewards, ("shared", "own")) == "own"
-        self.env: gym.Env[Any, Any] = env
+        self._own, self.env = own, env
         self.mas_env = env.unwrapped
         self.render_mode = env.render_mode
         self.metadata = {**self.mas_env.metadata, "name": "mas_gym_v0", "is_parallelizable": False}

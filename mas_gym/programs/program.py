@@ -112,8 +112,7 @@ class Program:
         self.temperature = None if temperature is None else effective_temperature(temperature)
         self.world = world
         self.transcripts: Mapping[str, Sequence[Sequence[str]]] = {}
-        self._greedy = False
-        self._unseen = set[str]()
+        self._warned = set[str]()
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both; mas= already names the agents")
         self._given_mas, self._given_agents = mas, agents
@@ -135,26 +134,16 @@ class Program:
 
     def report_greedy(self, agent: str) -> None:
         """Warn once if an agent's calls request temperature 0 although the search needs several samples."""
-        told, self._greedy = self._greedy, True
-        if not told:
-            logger.warning(
-                "program %s: the calls of %s request temperature 0, so all samples of a call are equal and search has "
-                "no effect; set Program(..., temperature=0.7) or --program-temperature 0.7",
-                self.name,
-                ascii(agent),
-            )
+        self._warn_once(
+            "temperature 0",
+            f"the calls of {agent!a} request temperature 0, so all samples of a call are equal and search has no "
+            "effect; set Program(..., temperature=0.7) or --program-temperature 0.7",
+        )
 
-    def _report_unseen(self, agent: str) -> None:
-        """Warn once about each agent that the dry run did not reach."""
-        if agent not in self._unseen:
-            self._unseen.add(agent)
-            logger.warning(
-                "program %s: the dry run did not reach the agent %s, which counts as %r; name all agents with "
-                "--program-agent NAME for each, or Program(..., agents=[...])",
-                self.name,
-                ascii(agent),
-                OTHERS,
-            )
+    def _warn_once(self, about: str, warning: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning("program %s: %s", self.name, warning)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the constructor's arguments, for other processes."""
@@ -198,7 +187,12 @@ class Program:
         if found is not None:
             return found
         if agents[-1].name == OTHERS:
-            self._report_unseen(agent_name(call))
+            name = agent_name(call)
+            self._warn_once(
+                f"agent {name}",
+                f"the dry run did not reach the agent {name!a}, which counts as {OTHERS!r}; name all agents with "
+                "--program-agent NAME for each, or Program(..., agents=[...])",
+            )
             return len(agents) - 1
         raise ProgramError(
             f"expected one of the agents {', '.join(agent.name for agent in agents)}, got {agent_name(call)!r}; "
