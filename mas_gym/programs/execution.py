@@ -363,7 +363,7 @@ class Execution:
             copy = self._world.restore(self._world.start)
         except Exception as error:
             # Not an error of the program, so not an outcome of the search.
-            self._abort(error)
+            self.drop(error)
             return False
         with self._lock:
             starts = not self.over
@@ -379,14 +379,6 @@ class Execution:
         if self._world is not None and self.copy is not None:
             self._world.release(self.copy)
             self.copy = None
-
-    def _abort(self, error: Exception) -> None:
-        with self._lock:
-            if self.over:
-                return
-            self._end()
-        self._host.rests(self)
-        self._report(self, error)
 
     def _snapshot(self) -> str:
         return "" if self._world is None or self.copy is None else self._world.snapshot(self.copy)
@@ -430,7 +422,7 @@ class Execution:
 
     def _ask(self, call: Call, origin: Origin, later: Callable[[Execution], L]) -> list[str] | L:
         if self.copy is not None and json.dumps(self.copy)[1:-1] in call.text:
-            self._abort(
+            self.drop(
                 DivergenceError(
                     f"call {self.asked + 1}: expected no path of the world's copy, got {self.copy}, which differs in "
                     "each execution; use paths relative to it, or mask it with normalize="
@@ -541,13 +533,15 @@ class Execution:
             self._host.watch(self)
         return True
 
-    def drop(self) -> None:
-        """End the execution; nothing more is reported."""
+    def drop(self, error: Exception | None = None) -> None:
+        """End the execution; nothing is reported except the error, if one is given."""
         with self._lock:
             if self.over:
                 return
             self._end()
         self._host.rests(self)
+        if error is not None:
+            self._report(self, error)
 
     def fail(self, error: str) -> None:
         """End the execution with a failure of the program."""

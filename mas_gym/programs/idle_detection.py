@@ -74,13 +74,7 @@ class IdleMonitor(ABC):
     """
 
     def __init__(self, name: str, settle: float, longest: float) -> None:
-        """Start without executions.
-
-        Args:
-            name: The program's name.
-            settle: The initial value.
-            longest: Maximum number of seconds that a decision waits for another call.
-        """
+        """Start without executions; a decision waits at most ``longest`` seconds for another call."""
         self._name, self.settle, self._longest = name, settle, longest
         self._programs: Loop | None = None
         self._watched: dict[Execution, _IdleCheck] = {}
