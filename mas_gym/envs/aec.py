@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mas_gym.envs.env import Info, MASEnv
-from mas_gym.errors import ConfigError, EpisodeOverError, MissingDependencyError
+from mas_gym.errors import ConfigError, EpisodeOverError, need
 from mas_gym.internal.suggestions import choice, refuse_unknown
 from mas_gym.systems.loading import MASSource
 from mas_gym.systems.prompts import chat_messages
@@ -67,8 +67,7 @@ def aec_env(
     >>> agent, reward
     ('Verifier', -1.0)
     """
-    if AECEnv is object:
-        raise MissingDependencyError("the AEC view needs PettingZoo: pip install 'mas-gym[aec]'")
+    need("pettingzoo", "the AEC view", "aec")
     if mas is not None:
         kwargs["mas"] = mas
     if env is None and "task" not in kwargs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import MissingDependencyError
+from mas_gym.errors import need
 from mas_gym.internal.text import printable
 from mas_gym.systems.graph import MAS, Q
 from mas_gym.systems.state import MASState, Turn
@@ -101,11 +101,10 @@ def draw_state(mas: MAS, state: MASState, problem_id: str, facts: Mapping[str, o
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("rgb_array needs matplotlib: pip install 'mas-gym[plot]'") from error
+    need("matplotlib", "rgb_array", "plot")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure((WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, facecolor=_PAPER)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
