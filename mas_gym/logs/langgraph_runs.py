@@ -150,7 +150,7 @@ def _streamed(row: JSONMapping, updates: list[JSONMapping]) -> Transcript:
 
 def _messages(update: JSONMapping) -> Iterator[tuple[str, JSONMapping]]:
     for node, change in update.items():
-        messages = change.get("messages") if isinstance(change, Mapping) else None
+        messages = inside(change, "messages")
         for message in messages if isinstance(messages, list) else [messages] if is_message(messages) else []:
             yield str(node), message
 

@@ -64,7 +64,7 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
         @cached_property
         def chat(self) -> AsyncChat:
             chat = AsyncChat(self)
-            chat.completions = GatewayCompletions(self)
+            chat.completions = GatewayCompletions(self)  # type: ignore[misc]
             return chat
 
         async def close(self) -> None:
@@ -99,7 +99,7 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
         @cached_property
         def chat(self) -> Chat:
             chat = Chat(self)
-            chat.completions = GatewayCompletions(self)
+            chat.completions = GatewayCompletions(self)  # type: ignore[misc]
             return chat
 
         def close(self) -> None:
