@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from search import RunInfo
-    from search.results.outcomes import Totals
+    from search.store.search_rows import Row
 
 _DASH = "\N{EN DASH}"
 _RESULTS = ("Task", "MAS", "Policy", "Hit@1", "TOK", "AC", "RC", "Prompt", "Cached")
+_COSTS = ("generated_tokens", "agent_calls", "reward_calls", "prompt_tokens", "cached_tokens")
 _PACE = ("Searches", "Failed", "Active", "Per min", "TOK/s", "Seconds", "Last")
 
 
@@ -30,52 +32,53 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
     from search import open_store
 
     with open_store(store) as opened:
-        found = [(run, opened.totals(run.run)) for run in opened.runs()]
+        found = [(run, list(opened.rows(run.run))) for run in opened.runs()]
         damaged = bool(opened.damaged)
     console = stdout()
     if not found:
         console.print(f"{store} has no runs yet.")
         return
     paid = any("money" in run.facts for run, _ in found)
-    console.print(_table(_RESULTS, 4, ((run, _results(run, figures)) for run, figures in found)))
+    console.print(_table(_RESULTS, 4, ((run, _results(run, rows)) for run, rows in found)))
     console.print("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
     pace = (*_PACE, "Cost") if paid else _PACE
-    console.print(_table(pace, 1, ((run, _pace(run, figures, paid)) for run, figures in found)))
+    console.print(_table(pace, 1, ((run, _pace(run, rows, paid)) for run, rows in found)))
     words = "Rates are per active time, with at least one search running; seconds are per successful search."
     console.print(words + " Cost: charges of the servers, including retries." * paid, style="dim")
-    for run, figures in found:
-        for reason, number in by_cause(figures.failures):
+    for run, rows in found:
+        for reason, number in by_cause(Counter(row["error"] for row in rows if row["error"] is not None)):
             console.print(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow")
     if damaged:
         # The log lists the runs.
         raise typer.Exit(1)
 
 
-def _results(run: RunInfo, figures: Totals) -> tuple[str, ...]:
+def _results(run: RunInfo, rows: Sequence[Row]) -> tuple[str, ...]:
     task = "/".join(str(run.facts[key]) for key in ("task", "split") if run.facts.get(key))
-    usage, searches = figures.usage, run.searches - run.failed
-    costs = (usage.generated_tokens, usage.agent_calls, usage.reward_calls, usage.prompt_tokens)
-    means = [f"{cost / searches:,.1f}" if searches else _DASH for cost in costs]
+    ended = [row for row in rows if row["error"] is None]
+    tokens, calls, rewards, prompt, cached = (sum(row[name] for row in ended) for name in _COSTS)
+    means = [f"{cost / len(ended):,.1f}" if ended else _DASH for cost in (tokens, calls, rewards, prompt)]
     # Logs without token counts.
-    if usage.agent_calls and not usage.generated_tokens:
+    if calls and not tokens:
         means[0] = _DASH
-    cached = _percent(usage.cached_tokens, usage.prompt_tokens)
     policy = str(run.config["policy"]["name"])
-    grades = [right for _, right in figures.grades if right is not None]
-    return (task, run.system, policy, _percent(sum(grades), len(grades)), *means, cached)
+    grades = [bool(row["correct"]) and row["error"] is None for row in rows if row["correct"] is not None]
+    return (task, run.system, policy, _percent(sum(grades), len(grades)), *means, _percent(cached, prompt))
 
 
-def _pace(run: RunInfo, figures: Totals, paid: bool) -> tuple[str, ...]:
+def _pace(run: RunInfo, rows: Sequence[Row], paid: bool) -> tuple[str, ...]:
     wanted = run.facts.get("problems")
-    done = f"{run.searches:,}" + (f"/{wanted:,}" if wanted else "")
-    sound, (active, last) = run.searches - run.failed, active_time(figures.spans)
-    tokens = figures.tokens if figures.tokens or not figures.usage.agent_calls else None
-    rates = [f"{n / active:,.1f}" if active and n is not None else _DASH for n in (60 * run.searches, tokens)]
-    each = f"{figures.usage.seconds / sound:,.1f}" if sound else _DASH
+    done = f"{len(rows):,}" + (f"/{wanted:,}" if wanted else "")
+    active, last = active_time([(row["finished"], row["seconds"]) for row in rows])
+    tokens = sum(row["generated_tokens"] for row in rows)
+    rates = [60 * len(rows), tokens if tokens or not any(row["agent_calls"] for row in rows) else None]
+    shown = [f"{n / active:,.1f}" if active and n is not None else _DASH for n in rates]
+    sound = [row["seconds"] for row in rows if row["error"] is None]
+    each = f"{sum(sound) / len(sound):,.1f}" if sound else _DASH
     ago = _DASH if last is None else f"{clock(max(0.0, time.time() - last))} ago"
     money = run.facts.get("money")
     cost = [_DASH if money is None else f"{money:,.4f}"] if paid else []
-    return (done, f"{run.failed:,}", clock(active), *rates, each, ago, *cost)
+    return (done, f"{len(rows) - len(sound):,}", clock(active), *shown, each, ago, *cost)
 
 
 def active_time(spans: Iterable[tuple[float, float]]) -> tuple[float, float | None]:

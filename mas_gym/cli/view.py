@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from math import isnan
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import typer
@@ -32,15 +29,13 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
     from search.report.store_pages import StoredRow
-    from search.results.outcomes import Outcome, Totals
+    from search.results.outcomes import Outcome
     from search.store.stored_grades import Regraded
 
 PLOT = "/plot/"
 """The address of pictures, followed by the key of a row."""
 
 _KEY = 16
-_QUESTION = 300
-_READ_SECONDS = 1.0
 _COOKIE = "HttpOnly; SameSite=Strict; Path=/"
 
 
@@ -143,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             if url.path.startswith(PLOT):
-                self._send(200, self._pages.plot(unquote(url.path)), "image/svg+xml")
+                self._send(200, self._pages.plot(unquote(url.path).removeprefix(PLOT)), "image/svg+xml")
             else:
                 self._send(200, self._pages.page(unquote(url.path), query))
         except MASGymError as error:
@@ -187,42 +182,18 @@ def _error_page(message: str, asks_token: bool = False) -> str:
     return render("error.html", title="Error", message=message, asks_token=asks_token)
 
 
-class _ReadRun(NamedTuple):
-    """A run and its aggregates, with a fingerprint that changes when the run changes."""
-
-    mark: str
-    info: RunInfo
-    totals: Totals
-
-
-class _Searches(NamedTuple):
-    """A run's data for the problems page: its fingerprint when it was read, and texts and outcome of each search."""
-
-    mark: str
-    outcomes: dict[str, Outcome]
-    questions: dict[str, str]
-    references: dict[str, str]
-
-
 class Pages:
-    """The pages of a store.
-
-    Each run's aggregates are read once, and again only after the run has changed. The same applies to its answers and
-    questions, which are read when its problems are first shown, and to its plot.
-    """
+    """The pages of a store; its index is read again only after the store has changed."""
 
     def __init__(self, path: Path) -> None:
         """Store the path; nothing is read yet."""
         self._path = path
-        self._lock, self._drawing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._stamp: object = None
-        self._runs: dict[str, _ReadRun] = {}
-        self._searches: dict[str, _Searches] = {}
         self._rows: list[StoredRow] = []
-        self._texts: dict[str, str] = {}
-        self._damage: dict[str, str] = {}
-        self._plots: dict[tuple[str, ...], str] = {}
+        self._faults: list[str] = []
         self._regraded: list[Regraded] = []
+        self._plots: dict[tuple[object, ...], str] = {}
 
     def page(self, place: str, query: Mapping[str, str]) -> str:
         """Return the page at a path: ``/``, ``/problems`` with ``a`` and ``b``, or ``/tree/RUN`` with ``problem``.
@@ -232,179 +203,113 @@ class Pages:
             MASGymError: There is no such run or problem.
         """
         from search import open_store
+        from search.report.store_pages import ListingQuery, index_page, problems_page
 
         if place == "/":
-            rows, faults, unread = self._listing()
-            from search.report.store_pages import index_page
-
-            return index_page(
-                self._path.name, rows, faults, unread, drawn=not unread and _can_draw(), regraded=self._regraded
-            )
+            with self._lock:
+                self._refresh()
+                drawn = find_spec("matplotlib") is not None
+                return index_page(self._path.name, self._rows, list(dict.fromkeys(self._faults)), drawn, self._regraded)
         if place == "/problems":
-            rows, _, _ = self._listing()
             number = query.get("page", "0")
             page = int(number) if number.isdecimal() and len(number) < 9 else 0
-            first, second = (_row(rows, query.get(name, "")) for name in ("a", "b"))
-            if first is None:
-                raise ConfigError(f"expected a row of the index page, got {query.get('a', '')[:80]!r}; start at /")
-            second = None if second is None or second is first else self._with_outcomes(second)
-            from search.report.store_pages import ListingQuery, problems_page
-
+            first = self._row(query.get("a", ""))
+            second = next((row for row in self._rows if row.key == query.get("b") != first.key), None)
+            with open_store(self._path) as store:
+                rows = [_with_outcomes(store, row) for row in (first, second) if row is not None]
             shown, words = query.get("show", "all"), query.get("q", "").strip()
-            return problems_page(self._path.name, ListingQuery(self._with_outcomes(first), second, shown, words, page))
+            return problems_page(self._path.name, ListingQuery(tuple(rows), shown, words, page))
         if place.startswith("/tree/"):
             with open_store(self._path) as store:
                 return _tree(store, place.removeprefix("/tree/"), query.get("problem", ""))
         raise ConfigError(f"expected /, /problems?a=ROW&b=ROW or /tree/RUN?problem=ID, got {place[:80]!r}")
 
-    def _listing(self) -> tuple[list[StoredRow], list[str], int]:
-        """Return the rows read so far, the errors found, and the number of runs not read within the time limit."""
-        from search import open_store
-
-        # One thread reads at a time; the others wait and then use its result.
-        with self._lock:
-            stamp = [(file.stat().st_mtime_ns, file.stat().st_size) for file in self._files()]
-            unread = 0
-            if stamp != self._stamp:
-                end = time.monotonic() + _READ_SECONDS
-                with open_store(self._path) as store:
-                    runs = store.runs()
-                    for run in runs:
-                        mark = json.dumps([run.searches, run.failed, dict(run.facts)], sort_keys=True, default=str)
-                        if run.run in self._runs and self._runs[run.run].mark == mark:
-                            continue
-                        if time.monotonic() > end:
-                            unread += 1
-                        else:
-                            self._read(store, run, mark)
-                    self._regraded = [] if unread else self._read_grades(store, runs)
-                self._runs = {run.run: self._runs[run.run] for run in runs if run.run in self._runs}
-                self._damage = {key: text for key, text in self._damage.items() if key in self._runs}
-                self._rows = stored_rows(self._runs.values())
-                self._stamp = None if unread else stamp
-            return self._rows, list(self._damage.values()), unread
-
-    def _read_grades(self, store: Store, runs: Sequence[RunInfo]) -> list[Regraded]:
-        found: list[Regraded] = []
-        for run in runs:
-            try:
-                found += store.regraded(run.run)
-            except StoreError as error:
-                self._damage[run.run] = str(error)
-        return found
-
-    def _files(self) -> Iterator[Path]:
-        return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
-
-    def _read(self, store: Store, run: RunInfo, mark: str) -> None:
-        from search.results.outcomes import totals_of
-
-        self._damage.pop(run.run, None)
-        try:
-            totals = store.totals(run.run)
-        except StoreError as error:
-            self._damage[run.run] = str(error)
-            totals = totals_of(_intact(store, run.run))
-        self._runs[run.run] = _ReadRun(mark, run, totals)
-
-    def _with_outcomes(self, row: StoredRow) -> StoredRow:
-        """Return a row of the index with the outcome and question of each search."""
-        outcomes: dict[str, dict[int, Outcome]] = {}
-        questions: dict[str, str] = {}
-        references: dict[str, str] = {}
-        with self._lock:
-            for run in [run for run in self._runs.values() if run.info.run[:_KEY] in row.runs.values()]:
-                known = self._searches.get(run.info.run)
-                if known is None or known.mark != run.mark:
-                    known = self._searches[run.info.run] = self._read_searches(run)
-                for problem, outcome in known.outcomes.items():
-                    outcomes.setdefault(problem, {})[outcome.seed] = outcome
-                questions |= known.questions
-                references |= known.references
-        return replace(row, outcomes=outcomes, questions=questions, references=references)
-
-    def _read_searches(self, run: _ReadRun) -> _Searches:
-        from search import open_store
-
-        found = _Searches(run.mark, {}, {}, {})
-        with open_store(self._path) as store:
-            found.outcomes.update({one.problem_id: one for one in _intact(store, run.info.run)})
-            try:
-                for row in store.rows(run.info.run):
-                    # Runs of one task share texts; different tasks may use the same id for different questions.
-                    for texts, name in ((found.questions, "question"), (found.references, "reference")):
-                        text = row[name][:_QUESTION]
-                        texts[row["problem"]] = self._texts.setdefault(text, text)
-            except StoreError as error:
-                self._damage[run.info.run] = str(error)
-        return found
-
-    def plot(self, place: str) -> str:
-        """Return the SVG plot of a row's setting, at ``/plot/ROW``; it is redrawn only when the results change.
+    def plot(self, key: str) -> str:
+        """Return the SVG plot of the setting of a row; it is redrawn only when the results change.
 
         Raises:
             ConfigError: There is no such row.
             MissingDependencyError: matplotlib is not installed.
         """
-        from search import open_store
         from search.report.report_figures import svg
         from search.results.plots import tradeoff_figure
-        from search.results.run_info import settings
-        from search.results.stored_tables import table_of
 
-        rows, _, _ = self._listing()
-        first = _row(rows, place.removeprefix(PLOT))
-        if first is None:
-            raise ConfigError(f"expected {PLOT}ROW for a row of the index page, got {place[:80]!r}; start at /")
-        key = tuple(f"{row.key} {row.result.searches}" for row in rows if row.setting == first.setting)
-        with self._drawing:
-            if key not in self._plots:
-                with open_store(self._path) as store:
-                    groups = settings(store.runs())
-                    [group] = [one for one in groups if any(run.run.startswith(first.key) for run in one.runs)]
-                    named = zip(group.runs, group.labels, strict=True)
-                    outcomes = [outcome for run, names in named for outcome in _intact(store, run.run, *names)]
-                    found = table_of(self._path, group, outcomes).rows
-                self._plots[key] = svg(tradeoff_figure([row for row in found if row.drawable]))
-            return self._plots[key]
+        first = self._row(key)
+        # matplotlib draws in one thread at a time.
+        with self._lock:
+            group = [row for row in self._rows if row.setting == first.setting]
+            drawn = tuple((row.key, row.result.searches) for row in group)
+            if drawn not in self._plots:
+                self._plots[drawn] = svg(tradeoff_figure([row.result for row in group if row.result.drawable]))
+            return self._plots[drawn]
+
+    def _row(self, key: str) -> StoredRow:
+        with self._lock:
+            self._refresh()
+            for row in self._rows:
+                if row.key == key:
+                    return row
+        raise ConfigError(f"expected a row of the index page, got {key[:80]!r}; start at /")
+
+    def _refresh(self) -> None:
+        """Read the index if the store has changed. The lock is held: other requests wait and use the result."""
+        from search import open_store
+
+        files = (self._path, Path(f"{self._path}-wal"))
+        stamp = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
+        if stamp != self._stamp:
+            self._faults, self._regraded = [], []
+            with open_store(self._path) as store:
+                runs = [run for run in store.runs() if run.searches]
+                self._rows = stored_rows(store, runs, self._faults)
+                for run in runs:
+                    try:
+                        self._regraded += store.regraded(run.run)
+                    except StoreError as error:
+                        self._faults.append(str(error))
+            self._stamp = stamp
 
 
-def _intact(store: Store, run: str, planner: str = "", critic: str = "") -> list[Outcome]:
-    """Return the outcomes of a run's intact searches."""
-    found: list[Outcome] = []
-    with suppress(StoreError):
-        found.extend(store.outcomes(run, planner, critic))
-    return found
+def stored_rows(store: Store, runs: Sequence[RunInfo], faults: list[str]) -> list[StoredRow]:
+    """Return the rows of the index; rows of one setting are adjacent and sorted by increasing cost.
 
-
-def _can_draw() -> bool:
-    return find_spec("matplotlib") is not None
-
-
-def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
-    return next((row for row in rows if row.key == key), None)
-
-
-def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
-    """Group the runs of each planner and critic; rows of one setting are adjacent and sorted by increasing cost."""
+    Args:
+        store: The store.
+        runs: The runs to read.
+        faults: Receives a message for each run with corrupt searches; its other searches are read.
+    """
     from search.report.store_pages import StoredRow
     from search.results.run_info import settings
-    from search.results.summary import row_of_totals
-
-    read = {run.info.run: run for run in runs if run.totals.grades}
+    from search.results.stored_tables import table_of
 
     found: list[StoredRow] = []
-    for setting in settings(run.info for run in read.values()):
-        groups: dict[tuple[str, str], list[_ReadRun]] = {}
-        for info, label in zip(setting.runs, setting.labels, strict=True):
-            groups.setdefault(label, []).append(read[info.run])
-        rows = []
-        for (planner, critic), members in groups.items():
-            keys = {one.info.config["seed"]: one.info.run[:_KEY] for one in members}
-            result = row_of_totals(planner, critic, [(one.info.config["seed"], one.totals) for one in members])
-            rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys))
-        found += sorted(rows, key=lambda row: (isnan(row.result.tokens.mean), row.result.tokens.mean))
+    for setting in settings(runs):
+        outcomes: list[Outcome] = []
+        keys: dict[tuple[str, str], dict[int, str]] = {}
+        for run, names in zip(setting.runs, setting.labels, strict=True):
+            keys.setdefault(names, {})[run.config["seed"]] = run.run[:_KEY]
+            try:
+                outcomes.extend(store.outcomes(run.run, *names))
+            except StoreError as error:
+                faults.append(str(error))
+        for result in table_of(store.path, setting, outcomes).rows:
+            of_row = keys[result.planner, result.critic]
+            found.append(StoredRow(next(iter(of_row.values())), setting.title, result, of_row))
     return found
+
+
+def _with_outcomes(store: Store, row: StoredRow) -> StoredRow:
+    """Return a row of the index with the outcome and problem of each intact search."""
+    from search.results.outcomes import outcome_of
+
+    outcomes: dict[str, dict[int, Outcome]] = {}
+    problems: dict[str, Problem] = {}
+    for seed, run in row.runs.items():
+        with suppress(StoreError):
+            for problem, plan in store.searches(run, trees=False, failed=True):
+                outcomes.setdefault(problem.id, {})[seed] = outcome_of(plan, "", "", seed)
+                problems[problem.id] = problem
+    return replace(row, outcomes=outcomes, problems=problems)
 
 
 def _tree(store: Store, key: str, problem_id: str) -> str:

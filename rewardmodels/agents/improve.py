@@ -236,7 +236,7 @@ class _Stage:
         }
         [info] = grown(self.searches)
         with open_store(self.out / STORE) as store:
-            spent = store.totals(info.run).tokens
+            spent = sum(row["generated_tokens"] for row in store.rows(info.run))
         tokens = spent + (earlier[-1].tokens if earlier else 0)
         found = Round(
             self.number, self.spec, digest_of(identity_of(self.policy)), tokens, tuple(summarize(outcomes)),

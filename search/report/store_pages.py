@@ -10,13 +10,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
-if TYPE_CHECKING:
-    from search.results.outcomes import Outcome
-    from search.results.summary import ResultRow
-    from search.results.table_formats import TextTable
-    from search.store.stored_grades import Regraded
-
+from mas_gym.tasks.base import Problem
 from search.pages.templates import render
+from search.results.intervals import paired_difference
+from search.results.outcomes import Outcome
+from search.results.summary import ResultRow
+from search.results.table_formats import (
+    COLUMNS,
+    PROBLEM_MARKS,
+    TextTable,
+    gap_cells,
+    marked_problems,
+    table_cells,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from search.store.stored_grades import Regraded
 
 PAGE = 100
 """Problems on one page."""
@@ -43,8 +53,7 @@ class StoredRow:
         result: The row's numbers.
         runs: Run key by seed.
         outcomes: Outcomes by problem id and seed; needed by the problems page.
-        questions: Beginning of each question by problem id; also needed by the problems page.
-        references: Reference answer by problem id; also needed by the problems page.
+        problems: Problems by id; also needed by the problems page.
     """
 
     key: str
@@ -52,47 +61,37 @@ class StoredRow:
     result: ResultRow
     runs: Mapping[int, str]
     outcomes: Mapping[str, Mapping[int, Outcome]] = field(default_factory=dict)
-    questions: Mapping[str, str] = field(default_factory=dict)
-    references: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, Problem] = field(default_factory=dict)
 
 
 class ListingQuery(NamedTuple):
     """The selection shown on the problems page.
 
     Attributes:
-        first: The row.
-        second: A row to compare with it, or None.
+        rows: One row, or two to compare.
         shown: The problem filter, one of `SHOWN`.
         query: Show only problems with this text in their id or question.
         page: Page number, from 0; each page has `PAGE` problems.
     """
 
-    first: StoredRow
-    second: StoredRow | None = None
+    rows: tuple[StoredRow, ...]
     shown: str = "all"
     query: str = ""
     page: int = 0
 
-    @property
-    def rows(self) -> list[StoredRow]:
-        """The rows shown."""
-        return [self.first] if self.second is None else [self.first, self.second]
+    def text(self, problem: str, name: str) -> str:
+        """Return a problem's ``question`` or ``answer``; if the rows have different ones, both."""
+        found = (getattr(row.problems[problem], name) for row in self.rows if problem in row.problems)
+        return " / ".join(dict.fromkeys(found))
 
-    def question(self, problem: str) -> str:
-        """Return the beginning of a problem's question; if the rows have different questions, both."""
-        return " / ".join(dict.fromkeys(row.questions.get(problem, "") for row in self.rows if problem in row.outcomes))
-
-    def reference(self, problem: str) -> str:
-        """Return a problem's reference answer; if the rows have different ones, both."""
-        return " / ".join(
-            dict.fromkeys(row.references.get(problem, "") for row in self.rows if problem in row.outcomes)
-        )
+    def fields(self) -> dict[str, str]:
+        """Return the fields of the page's address."""
+        fields = dict(zip("ab", (row.key for row in self.rows), strict=False))
+        return fields | {"show": self.shown, "q": self.query, "page": str(self.page)}
 
     def link(self, **changes: object) -> str:
         """Return the URL of this page with some choices changed."""
-        other = self._replace(**changes)  # type: ignore[arg-type]
-        fields = {"a": other.first.key, "b": other.second.key if other.second else "", "show": other.shown}
-        fields |= {"q": other.query, "page": str(other.page)}
+        fields = self._replace(**changes).fields()  # type: ignore[arg-type]
         return "/problems?" + urlencode({name: text for name, text in fields.items() if text}, errors="replace")
 
 
@@ -100,7 +99,6 @@ def index_page(
     title: str,
     rows: Sequence[StoredRow],
     faults: Sequence[str] = (),
-    unread: int = 0,
     drawn: bool = False,
     regraded: Sequence[Regraded] = (),
 ) -> str:
@@ -110,7 +108,6 @@ def index_page(
         title: The page's heading.
         rows: The rows.
         faults: Error messages of runs that could not be read.
-        unread: Number of runs not read yet; if positive, the page reloads itself.
         drawn: Whether to show a plot, at ``/plot/ROW``, for each setting in which several rows have token counts.
         regraded: The regraded runs.
     """
@@ -121,7 +118,6 @@ def index_page(
         "index.html",
         title=title,
         faults=faults,
-        unread=unread,
         groups=[_group(setting, group, drawn) for setting, group in settings.items()],
         tables=regrade_tables(regraded),
         legend=_LEGEND,
@@ -131,8 +127,6 @@ def index_page(
 
 def regrade_tables(lines: Sequence[Regraded]) -> list[TextTable]:
     """Return the table of regraded runs, if there are any."""
-    from search.results.table_formats import TextTable
-
     head = ("Run", "Graded again by", "Searches", "Hit@1 before", "Hit@1 now")
     rows = [
         (
@@ -146,16 +140,12 @@ def regrade_tables(lines: Sequence[Regraded]) -> list[TextTable]:
 
 
 def _figures(rows: Sequence[StoredRow]) -> list[dict[str, str]]:
-    """Return the cells of each row by column. The search package is imported only when a page is shown."""
-    from search.results.table_formats import COLUMNS, table_cells
-
+    """Return the cells of each row by column."""
     return [dict(zip(COLUMNS, line, strict=True)) for line in table_cells([row.result for row in rows])]
 
 
 def _group(setting: str, group: Sequence[StoredRow], drawn: bool) -> dict[str, object]:
     """Return the values of one table of the index."""
-    from search.results.table_formats import PROBLEM_MARKS, marked_problems
-
     marked = marked_problems([row.result for row in group])
     lines = []
     for row, shown in zip(group, _figures(group), strict=True):
@@ -165,7 +155,7 @@ def _group(setting: str, group: Sequence[StoredRow], drawn: bool) -> dict[str, o
             {
                 "key": row.key,
                 "label": row.result.label,
-                "link": ListingQuery(row).link(),
+                "link": ListingQuery((row,)).link(),
                 "search": shown["Search"],
                 "cells": [shown["Critic"], ", ".join(map(str, row.result.seeds)), problems, *figures],
             }
@@ -187,7 +177,6 @@ def problems_page(title: str, choice: ListingQuery) -> str:
     last = max(0, (len(problems) - 1) // PAGE)
     choice = choice._replace(page=min(max(choice.page, 0), last))
     labels = [row.result.label for row in choice.rows]
-    keys = {"a": choice.first.key, "b": choice.second.key if choice.second else "", "show": choice.shown}
     return render(
         "problems.html",
         title=f"{title}: {' and '.join(labels)}",
@@ -197,7 +186,7 @@ def problems_page(title: str, choice: ListingQuery) -> str:
         ],
         difference=_difference(choice),
         tabs=_tabs(choice, last),
-        hidden=[(name, key) for name, key in keys.items() if key],
+        hidden=[(name, text) for name, text in choice.fields().items() if name not in ("q", "page")],
         query=choice.query,
         labels=labels,
         lines=[_line(problem, choice) for problem in problems[choice.page * PAGE :][:PAGE]],
@@ -206,14 +195,10 @@ def problems_page(title: str, choice: ListingQuery) -> str:
 
 
 def _difference(choice: ListingQuery) -> dict[str, str] | None:
-    if choice.second is None:
+    results = [row.result for row in choice.rows]
+    if len(results) < 2 or not results[0].shares.keys() & results[1].shares.keys():
         return None
-    first, second = choice.first.result, choice.second.result
-    if not first.shares.keys() & second.shares.keys():
-        return None
-    from search.results.intervals import paired_difference
-    from search.results.table_formats import gap_cells, verdict
-
+    first, second = results
     gap = paired_difference(first.shares, second.shares)
     mean, span = gap_cells(gap)
     names = f"{first.label} minus {second.label}"
@@ -227,7 +212,7 @@ def _problems(choice: ListingQuery) -> list[str]:
         problem
         for problem in known
         if _wanted([one for row in choice.rows for one in row.outcomes.get(problem, {}).values()], choice.shown)
-        and (not text or text in problem.casefold() or text in choice.question(problem).casefold())
+        and (not text or text in problem.casefold() or text in choice.text(problem, "question").casefold())
     ]
 
 
@@ -248,8 +233,8 @@ def _natural(problem: str) -> list[tuple[int, str]]:
 def _line(problem: str, choice: ListingQuery) -> dict[str, object]:
     return {
         "problem": problem,
-        "question": _cut(choice.question(problem), _QUESTION),
-        "reference": _cut(choice.reference(problem), _REFERENCE),
+        "question": _cut(choice.text(problem, "question"), _QUESTION),
+        "reference": _cut(choice.text(problem, "answer"), _REFERENCE),
         "outcomes": [_cells(problem, row) for row in choice.rows],
     }
 

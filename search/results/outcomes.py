@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from search.plan import Plan
-from search.usage import TagUsage, Usage
+from search.usage import TagUsage
 
 
 class Outcome(NamedTuple):
@@ -97,40 +95,4 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int, usd: float | No
         cut=usage.dropped_tokens > 0,
         reasoning_only=usage.reasoning_only,
         answer=plan.answer,
-    )
-
-
-class Totals(NamedTuple):
-    """The searches of one run in sums, which a store computes in SQL in half of the time of reading its outcomes.
-
-    Attributes:
-        grades: The problem of each search, and whether its chosen answer is right; None if that is not known.
-        failures: Number of failed searches by reason.
-        usage: The cost of the searches that did not fail, in the amounts that tables show.
-        tokens: Generated tokens, including those of failed searches.
-        spans: The end of each search, in Unix time, and its seconds; only from a store.
-    """
-
-    grades: Sequence[tuple[str, bool | None]]
-    failures: Mapping[str, int]
-    usage: Usage
-    tokens: int
-    spans: Sequence[tuple[float, float]] = ()
-
-
-def totals_of(outcomes: Sequence[Outcome]) -> Totals:
-    """Return the sums over outcomes."""
-    ended = [outcome for outcome in outcomes if outcome.error is None]
-    return Totals(
-        [(outcome.problem_id, outcome.correct) for outcome in outcomes],
-        Counter(outcome.error for outcome in outcomes if outcome.error is not None),
-        Usage(
-            agent_calls=sum(outcome.agent_calls for outcome in ended),
-            generated_tokens=sum(outcome.tokens for outcome in ended),
-            reward_calls=sum(outcome.reward_calls for outcome in ended),
-            critic_tokens=sum(outcome.critic_tokens for outcome in ended),
-            grader_tokens=sum(outcome.grader_tokens for outcome in ended),
-            seconds=sum(outcome.seconds for outcome in ended),
-        ),
-        sum(outcome.tokens for outcome in outcomes),
     )

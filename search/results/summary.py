@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from math import nan
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
-from search.results.outcomes import Outcome, Totals, totals_of
+from search.results.outcomes import Outcome
 from search.usage import Usage
 
 HIT_RANKS = (1, 3, 5)
@@ -204,43 +204,6 @@ def find_row(rows: Sequence[ResultRow], name: str = "") -> ResultRow:
     return found[0]
 
 
-def row_of_totals(planner: str, critic: str, found: Sequence[tuple[int, Totals]]) -> ResultRow:
-    """Return a row computed from the seeds and sums of runs: without Hit@3, Hit@5, curve, prices, arms and bounds."""
-    runs = [one for _, one in sorted(found, key=itemgetter(0))]
-    problems = [{problem for problem, _ in one.grades} for one in runs]
-    known: dict[str, list[bool]] = {}
-    for _, one in found:
-        for problem, right in one.grades:
-            if right is not None:
-                known.setdefault(problem, []).append(right)
-    grades = [[right for _, right in one.grades if right is not None] for one in runs]
-    ended = [len(one.grades) - sum(one.failures.values()) for one in runs]
-    shares = {key: sum(right) / len(right) for key, right in known.items()}
-    counted = any(one.usage.generated_tokens for one in runs) or not any(one.usage.agent_calls for one in runs)
-
-    def mean(amounts: Iterable[float]) -> Spread:
-        return _spread([amount / n for amount, n in zip(amounts, ended, strict=True) if n])
-
-    return ResultRow(
-        planner=planner,
-        critic=critic,
-        seeds=tuple(sorted({seed for seed, _ in found})),
-        searches=sum(len(one.grades) for one in runs),
-        hits={1: _spread([sum(right) / len(right) for right in grades if right])},
-        interval=accuracy_interval(list(shares.values()), sum(map(len, grades))) if shares else Interval(nan, nan),
-        tokens=mean(one.usage.generated_tokens for one in runs) if counted else _spread([]),
-        agent_calls=mean(one.usage.agent_calls for one in runs),
-        reward_calls=mean(one.usage.reward_calls for one in runs),
-        critic_tokens=mean(one.usage.critic_tokens for one in runs),
-        grader_tokens=mean(one.usage.grader_tokens for one in runs),
-        seconds=mean(one.usage.seconds for one in runs),
-        failures=dict(sum((Counter(one.failures) for one in runs), Counter()).most_common()),
-        shares=shares,
-        uneven=any(some != problems[0] for some in problems),
-        unknown=frozenset().union(*problems) - shares.keys(),
-    )
-
-
 def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
     by_seed: dict[int, list[Outcome]] = {}
     for outcome in group:
@@ -248,19 +211,43 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
     runs = [by_seed[seed] for seed in sorted(by_seed)]
     ended = [[o for o in run if o.error is None] for run in runs]
     graded = [known for run in runs if (known := [o for o in run if o.correct is not None])]
-    ranked = max(outcome.candidates for outcome in group) > 1
-    priced = all(outcome.usd is not None for outcome in group)
-    row = row_of_totals(planner, critic, [(seed, totals_of(outcomes)) for seed, outcomes in by_seed.items()])
-    deeper = HIT_RANKS[1:] if ranked else ()
-    return replace(
-        row,
-        hits=row.hits | {k: _spread([sum(o.hit(k) for o in run) / len(run) for run in graded]) for k in deeper},
+    known: dict[str, list[bool]] = {}
+    for outcome in chain(*by_seed.values()):
+        if outcome.correct is not None:
+            known.setdefault(outcome.problem_id, []).append(outcome.correct)
+    shares = {key: sum(right) / len(right) for key, right in known.items()}
+    problems = [{o.problem_id for o in run} for run in runs]
+    counted = any(o.tokens for run in ended for o in run) or not any(o.agent_calls for run in ended for o in run)
+
+    def mean(cost: Callable[[Outcome], float]) -> Spread:
+        return _spread([sum(map(cost, run)) / len(run) for run in ended if run])
+
+    return ResultRow(
+        planner=planner,
+        critic=critic,
+        seeds=tuple(sorted(by_seed)),
+        searches=len(group),
+        hits={
+            k: _spread([sum(o.hit(k) for o in run) / len(run) for run in graded])
+            for k in (HIT_RANKS if max(o.candidates for o in group) > 1 else HIT_RANKS[:1])
+        },
+        interval=accuracy_interval(list(shares.values()), sum(map(len, graded))) if shares else Interval(nan, nan),
+        tokens=mean(lambda o: o.tokens) if counted else _spread([]),
+        agent_calls=mean(lambda o: o.agent_calls),
+        reward_calls=mean(lambda o: o.reward_calls),
+        critic_tokens=mean(lambda o: o.critic_tokens),
+        grader_tokens=mean(lambda o: o.grader_tokens),
+        seconds=mean(lambda o: o.seconds),
+        failures=dict(Counter(o.error for o in chain(*runs) if o.error is not None).most_common()),
+        shares=shares,
         curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
-        usd=_spread([sum(o.usd or 0.0 for o in run) / len(run) for run in ended if run]) if priced else None,
-        bounded=sum(outcome.unrecorded > 0 for outcome in group) / len(group),
-        arms=_arm_shares([outcome for run in ended for outcome in run]),
-        cut=frozenset(outcome.problem_id for outcome in group if outcome.cut),
-        reasoning_only=sum(outcome.reasoning_only for outcome in group),
+        uneven=any(some != problems[0] for some in problems),
+        usd=mean(lambda o: o.usd or 0.0) if all(o.usd is not None for o in group) else None,
+        bounded=sum(o.unrecorded > 0 for o in group) / len(group),
+        arms=_arm_shares(list(chain(*ended))),
+        cut=frozenset(o.problem_id for o in group if o.cut),
+        reasoning_only=sum(o.reasoning_only for o in group),
+        unknown=frozenset().union(*problems) - shares.keys(),
     )
 
 

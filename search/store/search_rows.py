@@ -202,13 +202,8 @@ def searches_of(connection: sqlite3.Connection, run: str) -> tuple[dict[int, str
     """
     query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
     found = dict(connection.execute(query, (run,)).fetchall())
-    return found, lost_searches(connection, run, len(found))
-
-
-def lost_searches(connection: sqlite3.Connection, run: str, found: int) -> str:
-    """Return a message if a run's number of searches differs from the number found, else ``""``."""
-    [wanted] = connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [found]
-    return "" if wanted == found else f"expected {wanted} searches, found {found}"
+    [wanted] = connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone() or [len(found)]
+    return found, "" if wanted == len(found) else f"expected {wanted} searches, found {len(found)}"
 
 
 def read_columns(connection: sqlite3.Connection, searches: Sequence[int], *, document: bool = False) -> Columns:

@@ -25,16 +25,15 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
-from search.results.outcomes import Outcome, Totals
+from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo, one_setting
 from search.store.exports import preferences, to_dataset, write_parquet
-from search.store.read_results import outcomes_of, totals
+from search.store.read_results import outcomes_of
 from search.store.search_rows import (
     Columns,
     Document,
     Row,
     document_of,
-    lost_searches,
     plan_of,
     problem_of,
     read_columns,
@@ -240,25 +239,6 @@ class Store:
     def problems(self, run: str | None = None) -> Iterator[Problem]:
         """Read the problems of one run's searches, including failed ones; otherwise as for `plans`."""
         return self._batches(self.find(run), lambda columns: map(problem_of, rows_of(columns)))
-
-    def totals(self, run: str | None = None) -> Totals:
-        """Return the sums over the searches of one run, including failed ones; otherwise as for `plans`."""
-        info = self.find(run)
-        with explained(self.path):
-            try:
-                with snapshot(self._connection):
-                    query = "SELECT count(*) FROM searches WHERE run = ?"
-                    [held] = self._connection.execute(query, (info.run,)).fetchone()
-                    lost, found = lost_searches(self._connection, info.run, held), totals(self._connection, info.run)
-            except Damage as damage:
-                lost, found = str(damage), None
-        if found is None:
-            # Reading searches one by one identifies the corrupt ones.
-            for _ in self.rows(info.run):
-                pass
-        if lost or found is None:
-            raise self._damaged([], lost)
-        return found
 
     def regraded(self, run: str | None = None) -> list[Regraded]:
         """Return the grades of one run and those of each of its gradings (`mas-gym regrade`), oldest first.

@@ -103,10 +103,6 @@ def outcomes(store: search.Store) -> list[Any]:
     return [(i.run, outcome) for i in store.runs() for outcome in store.outcomes(i.run)]
 
 
-def totals(store: search.Store) -> list[Any]:
-    return [(i.run, store.totals(i.run)) for i in store.runs()]
-
-
 def values(store: search.Store) -> list[Any]:
     return [(i.run, found) for i in store.runs() for _, found in store.documents(i.run)]
 
@@ -123,7 +119,7 @@ def exported(store: search.Store) -> list[Any]:
     return rows
 
 
-READERS: list[Callable[[search.Store], list[Any]]] = [facts, totals, plans, answers, questions, outcomes, values]
+READERS: list[Callable[[search.Store], list[Any]]] = [facts, plans, answers, questions, outcomes, values]
 
 
 def check(path: Path, expected: dict[str, list[Any]], told: Told, readers: Any) -> int:
@@ -300,8 +296,6 @@ def test_damaged_search_leaves_the_others_readable(whole: Path, tmp_path: Path, 
             list(store.problems(run))
         with pytest.raises(StoreError, match="'toy/1'"):
             store.search("toy/1", run)
-        with pytest.raises(StoreError, match="searches are damaged: 'toy/3'"):
-            store.totals(run)
     assert by_problem(trees(path)) == expected
     assert [said for said in told.said if "'toy/1' is damaged" in said]
     with open_store(path) as store:
