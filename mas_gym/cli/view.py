@@ -193,6 +193,7 @@ class Pages:
         self._rows: list[StoredRow] = []
         self._faults: list[str] = []
         self._regraded: list[Regraded] = []
+        self._whole: dict[str, StoredRow] = {}
         self._plots: dict[tuple[object, ...], str] = {}
 
     def page(self, place: str, query: Mapping[str, str]) -> str:
@@ -215,8 +216,7 @@ class Pages:
             page = int(number) if number.isdecimal() and len(number) < 9 else 0
             first = self._row(query.get("a", ""))
             second = next((row for row in self._rows if row.key == query.get("b") != first.key), None)
-            with open_store(self._path) as store:
-                rows = [_with_outcomes(store, row) for row in (first, second) if row is not None]
+            rows = [self._with_outcomes(row) for row in (first, second) if row is not None]
             shown, words = query.get("show", "all"), query.get("q", "").strip()
             return problems_page(self._path.name, ListingQuery(tuple(rows), shown, words, page))
         if place.startswith("/tree/"):
@@ -251,6 +251,24 @@ class Pages:
                     return row
         raise ConfigError(f"expected a row of the index page, got {key[:80]!r}; start at /")
 
+    def _with_outcomes(self, row: StoredRow) -> StoredRow:
+        """Return a row of the index with the outcome and problem of each intact search."""
+        from search import open_store
+
+        # The first page of a large row takes a second.
+        if row.key not in self._whole:
+            outcomes: dict[str, dict[int, Outcome]] = {}
+            problems: dict[str, Problem] = {}
+            with open_store(self._path) as store:
+                for seed, run in row.runs.items():
+                    with suppress(StoreError):
+                        for outcome in store.outcomes(run):
+                            outcomes.setdefault(outcome.problem_id, {})[seed] = outcome
+                    with suppress(StoreError):
+                        problems |= {problem.id: problem for problem in store.problems(run)}
+            self._whole[row.key] = replace(row, outcomes=outcomes, problems=problems)
+        return self._whole[row.key]
+
     def _refresh(self) -> None:
         """Read the index if the store has changed. The lock is held: other requests wait and use the result."""
         from search import open_store
@@ -258,7 +276,7 @@ class Pages:
         files = (self._path, Path(f"{self._path}-wal"))
         stamp = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
         if stamp != self._stamp:
-            self._faults, self._regraded = [], []
+            self._faults, self._regraded, self._whole = [], [], {}
             with open_store(self._path) as store:
                 runs = [run for run in store.runs() if run.searches]
                 self._rows = stored_rows(store, runs, self._faults)
@@ -296,20 +314,6 @@ def stored_rows(store: Store, runs: Sequence[RunInfo], faults: list[str]) -> lis
             of_row = keys[result.planner, result.critic]
             found.append(StoredRow(next(iter(of_row.values())), setting.title, result, of_row))
     return found
-
-
-def _with_outcomes(store: Store, row: StoredRow) -> StoredRow:
-    """Return a row of the index with the outcome and problem of each intact search."""
-    from search.results.outcomes import outcome_of
-
-    outcomes: dict[str, dict[int, Outcome]] = {}
-    problems: dict[str, Problem] = {}
-    for seed, run in row.runs.items():
-        with suppress(StoreError):
-            for problem, plan in store.searches(run, trees=False, failed=True):
-                outcomes.setdefault(problem.id, {})[seed] = outcome_of(plan, "", "", seed)
-                problems[problem.id] = problem
-    return replace(row, outcomes=outcomes, problems=problems)
 
 
 def _tree(store: Store, key: str, problem_id: str) -> str:
