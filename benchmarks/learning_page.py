@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.nested_bootstrap import nested_bootstrap
 from search.compare.first_errors import auc
-from search.results.intervals import nested_bootstrap
 from search.results.outcomes import Outcome
 from search.results.plots import COLORS, dress, figure_class, save_figure
 

@@ -103,7 +103,7 @@ def test_eval_matches_cost_and_compares_with_a_baseline(run: Run, recording: str
     options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--against", "sc:1")
     result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
-    assert "sc:1: k=1, 4.0 calls per calibration problem" in result.output
+    assert "sc:1: k=1, 4.0 per problem in calibration" in result.output
     assert "sizes chosen on 30 problems\n" in result.output
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["differences"][0]["to"] == "sc:1"
@@ -333,7 +333,7 @@ def test_play_combines_a_person_with_a_policy(run: Run, recording: str) -> None:
 def test_play_accepts_a_recipient_where_several_are_legal(run: Run) -> None:
     turns = "plan one\n\nBob\n\nSolver_B\nwork\n\nFinal Answer: 1\n\n"
     result = run("play", "MAS-Arithmetic-Consensus-v0", input=turns)
-    assert "got 'Bob'" in result.stdout
+    assert "got 'bob'" in result.stdout
     assert result.exit_code == 0
 
 
@@ -673,7 +673,7 @@ def test_progress_lines_fit_eighty_columns(recording: str, tmp_path: Path) -> No
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"[\r\n]+", text)]
     progress = [line for line in lines if re.search(r"\d/3\b", line)]
     assert any(line.startswith("mcts:5,2") and "TOK" in line for line in progress)
-    assert any("…" in line for line in progress)
+    assert any("..." in line for line in progress)
     assert max(map(len, progress)) < 80
 
 
@@ -745,15 +745,6 @@ def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list
         assert f"mas-gym {' '.join(command)}" in example
         for option in re.findall(r"(?<= )--?[a-z][a-z-]*", example):
             assert re.search(rf"{option}\b", shown.partition("Examples:")[0])
-
-
-def test_help_names_every_planner_and_critic() -> None:
-    from mas_gym.cli.options import CRITICS, PLANNERS
-    from search.critic_registry import critic_makers
-    from search.planners.registry import planner_makers
-
-    assert ", ".join(sorted(planner_makers())) == PLANNERS
-    assert ", ".join(sorted(critic_makers())) == CRITICS
 
 
 # examples

@@ -23,7 +23,7 @@ from search.results.intervals import paired_difference
 from search.results.outcomes import Outcome
 from search.results.plots import frontier
 from search.results.summary import summarize
-from search.results.table_formats import gap_cells, report
+from search.results.table_formats import gap_cells
 
 
 def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Comparison:
@@ -271,10 +271,10 @@ def test_failed_searches_count_as_wrong_and_are_shown() -> None:
 def test_caption_explains_deviations_only_if_shown() -> None:
     from rich.console import Console
 
-    rows = table(["single", "sc:3"], seeds=[1, 2]).rows
+    found = table(["single", "sc:3"], seeds=[1, 2])
     for width in (45, 60, 80, 100, 120, 160):
         console = Console(width=width, record=True, file=io.StringIO())
-        console.print(report(rows, "", width))
+        console.print(found.show(width))
         shown = console.export_text()
         assert ("± std" in " ".join(shown.split())) == (len(re.findall(r"\d ± \d", shown)) > 0), shown
 

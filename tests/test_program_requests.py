@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 from browser import CHROMIUM, Browser
 from openai import OpenAI
-from search_worlds import HashCritic, change_document, noise
+from search_worlds import change_document, noise
 
 import search
 from mas_gym.errors import ConfigError, StoreError
@@ -29,7 +29,6 @@ from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.tasks.base import Problem
 from search import open_store
 from search.pages import write_tree_page
-from search.report.report import write_report
 
 SEARCH = {"type": "function", "function": {"name": "search_web", "parameters": {"type": "object"}}}
 LONG = "You are the Researcher. " + "Cite every source that you use. " * 400
@@ -101,17 +100,6 @@ def test_tree_page_of_a_program_labels_its_last_recipient_as_end(tmp_path: Path)
     with Browser(tmp_path / "profile") as browser:
         page = browser.page(write_tree_page(plan, tmp_path / "tree.html").as_uri())
         assert page.js("document.querySelector('#detail h2').textContent").startswith("Researcher → end")
-
-
-def test_blame_table_omits_the_other_agents_column_if_none_is_blamed(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
-    options: dict[str, Any] = {"critic": HashCritic(), "policy": Caller(), "store": tmp_path / "runs.db"}
-    list(search.run("mcts:3,2", problems(6), program=Program(researches), **options))
-    with open_store(tmp_path / "runs.db") as opened:
-        assert [agent.name for agent in opened.runs()[0].mas.agents] == ["Researcher", "other agents"]
-        write_report(opened, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<th>Researcher</th><th>not known</th>" in page
 
 
 def test_shared_system_prompt_is_stored_once_per_search(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import search
+from benchmarks.nested_bootstrap import nested_bootstrap
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 from mas_gym.policies.scripted import ScriptedPolicy
@@ -38,14 +39,13 @@ from search.results.intervals import (
     accuracy_interval,
     mean_interval,
     mean_std,
-    nested_bootstrap,
     paired_difference,
     wilson,
 )
 from search.results.outcomes import Outcome
 from search.results.plots import save_tradeoff, tradeoff_figure
 from search.results.summary import ResultRow, summarize
-from search.results.table_formats import report, to_csv, to_json, to_latex, to_markdown
+from search.results.table_formats import to_markdown
 from search.tree import Tree
 
 shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, max_size=60)
@@ -300,7 +300,7 @@ def test_constant_answers_give_no_curve() -> None:
 
 def rendered(rows: list[ResultRow], width: int) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(report(rows, "Arithmetic", width))
+    console.print(Comparison(tuple(rows), title="Arithmetic").show(width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -329,7 +329,7 @@ def test_report_without_outcomes_shows_that_no_search_has_ended() -> None:
 def test_row_with_only_failed_searches_is_shown() -> None:
     rows = summarize([Outcome("single", "", 1, "p", error="PolicyError: gone")])
     assert "PolicyError: gone" in rendered(rows, 100)
-    assert json.loads(to_json(rows))["rows"][0]["tokens"] is None
+    assert json.loads(Comparison(tuple(rows)).to_json())["rows"][0]["tokens"] is None
 
 
 def test_markup_in_names_and_reasons_is_escaped() -> None:
@@ -341,8 +341,8 @@ def test_markup_in_names_and_reasons_is_escaped() -> None:
 
 def test_csv_json_and_markdown_contain_the_same_numbers() -> None:
     rows = summarize(outcomes())
-    lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
-    document = json.loads(to_json(rows, {"task": "arithmetic"}))
+    lines = list(csv.DictReader(io.StringIO(Comparison(tuple(rows)).to_csv())))
+    document = json.loads(Comparison(tuple(rows), meta={"task": "arithmetic"}).to_json())
     assert [line["planner"] for line in lines] == ["single", "mcts:10,3"]
     assert float(lines[1]["hit@1"]) == document["rows"][1]["hit@1"] == pytest.approx(0.6)
     assert document["meta"] == {"task": "arithmetic"}
@@ -445,7 +445,7 @@ def test_rows_with_different_problem_sets_are_marked_in_every_format() -> None:
 
 def test_rows_over_the_same_problems_have_no_problem_set_label() -> None:
     rows = summarize(outcomes())
-    for text in (rendered(rows, 160), to_markdown(rows), to_latex(rows)):
+    for text in (rendered(rows, 160), to_markdown(rows), Comparison(tuple(rows)).to_latex()):
         assert "S1" not in text and "Problems" not in text
 
 

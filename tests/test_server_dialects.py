@@ -30,7 +30,7 @@ from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.compare.comparison_runs import measure, named_planners, pair
-from search.results.table_formats import caption
+from search.results.table_formats import text_tables
 from search.setup import RunSpec
 
 Handler = Callable[[dict[str, Any], str], tuple[int, Any]]
@@ -138,7 +138,7 @@ def test_replies_of_only_reasoning_are_named_in_the_table_and_stored(tmp_path: P
     assert any("only reasoning" in note for note in policy.notes)
     for rows in (found.rows, search.open_store(tmp_path / "a.db").compare().rows):
         assert [row.reasoning_only for row in rows] == [3]
-        assert "3 replies were only reasoning" in caption(rows)
+        assert "3 replies were only reasoning" in text_tables(rows)[0].note
 
 
 @pytest.mark.parametrize("finish", [None, "", "null", "eos", "stop_sequence", "end_turn", "STOP"])

@@ -23,7 +23,6 @@ from mas_gym.tasks.grading.answers import KindGrader
 from mas_gym.tasks.grading.graders import make_grader
 from mas_gym.tasks.grading.judge import Judge
 from search.grading import grading_threads
-from search.results.table_formats import to_csv, to_html, to_markdown
 
 SECONDS = 20.0
 
@@ -240,9 +239,9 @@ def test_judge_tokens_are_stored_with_each_search(tmp_path: Path) -> None:
         assert opened.runs()[0].spent.grader_tokens == total
         table = opened.compare()
     assert table.rows[0].grader_tokens.mean == total / 4
-    assert "| Judge TOK |" in to_markdown(table.rows)
-    assert "Judge TOK" in str(table) and "Judge TOK" in to_html(table.rows)
-    assert "grader_tokens" in to_csv(table.rows).splitlines()[0]
+    assert "| Judge TOK |" in table.to_markdown()
+    assert "Judge TOK" in str(table) and "Judge TOK" in table._repr_html_()
+    assert "grader_tokens" in table.to_csv().splitlines()[0]
     with sqlite3.connect(store) as connection:
         connection.execute("UPDATE searches SET grader_tokens = 1")
     with search.open_store(store) as opened, pytest.raises(StoreError, match="damaged"):

@@ -312,13 +312,14 @@ def test_search_without_a_readable_verdict_fails_and_keeps_its_cost() -> None:
 def test_critic_token_column_is_shown_only_if_used() -> None:
     from search.results.outcomes import Outcome
     from search.results.summary import summarize
-    from search.results.table_formats import to_csv, to_markdown
+    from search.results.table import Comparison
+    from search.results.table_formats import to_markdown
 
     def rows(spent: int) -> Any:
         return summarize([Outcome("bon:2", "judge", 1, "p", True, 1, 2, 30, 8, 2, critic_tokens=spent)])
 
     assert "Critic TOK" not in to_markdown(rows(0)) and "| Critic TOK |" in to_markdown(rows(7))
-    assert "critic_tokens" in to_csv(rows(7)).splitlines()[0]
+    assert "critic_tokens" in Comparison(tuple(rows(7))).to_csv().splitlines()[0]
 
 
 def test_judge_identity_contains_policy_prompt_and_settings(tmp_path: Path, folder: Path) -> None:

@@ -52,7 +52,7 @@ from search.compare.comparison_runs import (
 from search.engine.ray_actors import Fleet, FleetStart
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarize
-from search.results.table_formats import to_json
+from search.results.table import Comparison
 from search.setup import RunSpec
 
 if TYPE_CHECKING:
@@ -534,7 +534,9 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
     """Keep a table's rows as JSON in the run's folder."""
     folder = lab.options.out / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    text = to_json([score.row for score in scores], {"table": name, "options": lab.options.shown()})
+    text = Comparison(
+        tuple(score.row for score in scores), meta={"table": name, "options": lab.options.shown()}
+    ).to_json()
     write_whole(folder / f"{name}.json", text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.nested_bootstrap import nested_bootstrap
 from benchmarks.paper.lab import (
     LIKELIHOOD,
     MASPRM,
@@ -22,7 +23,6 @@ from benchmarks.paper.page import NEW, Claim, Page
 from benchmarks.paper.published import ORDER, heads, lead
 from benchmarks.paper.rivals import passes_at
 from rewardmodels import load_critic
-from search.results.intervals import nested_bootstrap
 
 TRAININGS = (1, 2, 3)
 

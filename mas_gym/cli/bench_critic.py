@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout, table
+from mas_gym.cli.console import note, stdout, write_outputs
 from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.errors import ConfigError
+from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.text import one_line
-from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +40,10 @@ _COLUMNS = (
 
 def bench_critic(
     critic: Annotated[
-        list[str], typer.Option("--critic", help=f"Critic: {opt.CRITICS}, a trained folder, my.py:Mine. Repeatable.")
+        list[str],
+        typer.Option(
+            "--critic", help="Critic: a name (see mas-gym critics), a trained folder or my.py:Mine. Repeatable."
+        ),
     ],
     data: Annotated[
         Path,
@@ -91,10 +93,8 @@ def bench_critic(
         found.append(one)
         note(_threshold_line(one, None if dev is None else dev.name))
     _show(found, data.name)
-    if json is not None:
-        document = {"schema": 1, "data": data.name, "critics": [one.to_dict() for one in found]}
-        write_file(json, jsonlib.dumps(document, indent=1))
-        note(f"wrote {json}")
+    document = {"schema": 1, "data": data.name, "critics": [one.to_dict() for one in found]}
+    write_outputs((json, lambda: jsonlib.dumps(document, indent=1)))
 
 
 def _show(found: Sequence[FirstErrorFigures], name: str) -> None:
@@ -136,7 +136,7 @@ def _threshold_line(one: FirstErrorFigures, dev: str | None) -> str:
 def _summary(found: Sequence[FirstErrorFigures], title: str) -> Table:
     lines = [_line(one) for one in found]
     shown = [i for i in range(len(_COLUMNS)) if any(line[i] != _DASH for line in lines)]
-    return table([_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines], title)
+    return text_table([_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines], title)
 
 
 def _line(one: FirstErrorFigures) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def _percent(share: float | None) -> str:
 def _depths(one: FirstErrorFigures) -> Table:
     head = ("After step", "Prefixes", "Mean value", "Without error", "AUC", "Calibration gap")
     lines = [(str(depth), *_depth_cells(found)) for depth, found in one.by_depth.items()]
-    return table(head, lines, f"{one_line(one.critic)}: calibration by depth")
+    return text_table(head, lines, f"{one_line(one.critic)}: calibration by depth")
 
 
 def _depth_cells(found: DepthFigures) -> tuple[str, ...]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.cli.console import brief, note, stdout, write_outputs
 from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, read_critic
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
-from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from search import RunInfo, Store
@@ -77,9 +77,7 @@ def blame(
             _show_blame(info.label, found, names, least)
             _show_remedy(found, info, store, least, replay)
             document.append({"run": info.run, "label": info.label, "samples": [_row(b, names, least) for b in found]})
-    if json is not None:
-        write_file(json, jsonlib.dumps({"schema": 2, "threshold": least, "runs": document}, indent=1))
-        note(f"wrote {json}")
+    write_outputs((json, lambda: jsonlib.dumps({"schema": 2, "threshold": least, "runs": document}, indent=1)))
 
 
 def _asked(store: Store, run: RunInfo, critic: str | None, held_out: bool) -> set[str] | None:
@@ -164,7 +162,7 @@ def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least
     unknown = Text(str(len(found) - named), justify="right")
     rows.append([Text("not known", style="dim"), unknown, "", ""])
     title = f"{one_line(label)}: {len(found)} failed samples, an agent named for {named}"
-    stdout().print(table(("Agent", "Failed", "Evidence", "Clearest case"), rows, title, words=4))
+    stdout().print(text_table(("Agent", "Failed", "Evidence", "Clearest case"), rows, title, words=4))
 
 
 def _show_remedy(found: Sequence[Blame], run: RunInfo, store: Path, least: float, replayed: int | None) -> None:

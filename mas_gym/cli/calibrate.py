@@ -26,7 +26,7 @@ def calibrate(
     planner: Annotated[str, typer.Option("--planner", help="Planner to stop early, such as bon:20 or mcts:20,3.")],
     source: opt.TaskSource,
     out: Annotated[Path, typer.Option("--out", help="File for the stop map; use it as stop=FILE.json.")],
-    critic: Annotated[str, typer.Option("--critic", help=f"Critic: {opt.CRITICS}, or a trained folder.")],
+    critic: Annotated[str, typer.Option("--critic", help="Critic: a name (see mas-gym critics) or a trained folder.")],
     agents: opt.AgentSource,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     method: Annotated[

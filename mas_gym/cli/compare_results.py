@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import note, stdout, write_outputs
 from mas_gym.cli.option_values import check_folder
-from mas_gym.internal.whole_files import write_file
 
 
 def compare(
@@ -29,7 +28,7 @@ def compare(
     json: Annotated[Path | None, typer.Option("--json", help="Write scores, differences and flips as JSON.")] = None,
 ) -> None:
     """Compare evaluations of several models on the same questions: paired differences, intervals, flipped questions."""
-    from search.compare.paired_results import PairedResults, compare_results
+    from search.compare.paired_results import compare_results
 
     for path in (out, markdown, latex, json):
         check_folder(path)
@@ -38,9 +37,5 @@ def compare(
     console.print(found.show(console.width))
     if out is not None:
         found.write_page(out)
-    forms = ((markdown, PairedResults.to_markdown), (latex, PairedResults.to_latex), (json, PairedResults.to_json))
-    for path, form in forms:
-        if path is not None:
-            write_file(path, form(found))
-    for path in filter(None, (out, markdown, latex, json)):
-        note(f"wrote {path}")
+        note(f"wrote {out}")
+    write_outputs((markdown, found.to_markdown), (latex, found.to_latex), (json, found.to_json))

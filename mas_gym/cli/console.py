@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.internal.text import printable
+from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
 
@@ -75,28 +76,6 @@ def _escaped(text: Text) -> Text:
     return copy
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "", words: int = 1) -> Table:
-    """Return a table for `stdout`.
-
-    Args:
-        columns: The headings.
-        rows: The cells of each row.
-        title: The line above the table.
-        words: Number of columns that contain words; the columns after them contain numbers.
-    """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    heading = Text(title, style="bold") if title else None
-    found = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(columns):
-        found.add_column(name, justify="left" if place < words else "right", overflow="fold")
-    for row in rows:
-        found.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return found
-
-
 def brief(text: str | None, width: int = 60) -> str:
     """Return the text of a table cell, cut to at most ``width`` characters; ``none`` for None."""
     text = "none" if text is None else text
@@ -107,6 +86,14 @@ def note(message: str, style: str = "dim") -> None:
     """Print a remark to stderr: wrapped between words in a terminal, as one line elsewhere."""
     console = stderr()
     console.print(message, style=style, soft_wrap=not console.is_terminal)
+
+
+def write_outputs(*outputs: tuple[Path | None, Callable[[], str]]) -> None:
+    """Write the text of each output to its file, if it has one."""
+    for path, text in outputs:
+        if path is not None:
+            write_file(path, text())
+            note(f"wrote {path}")
 
 
 def examples(*commands: str) -> str:

@@ -49,7 +49,9 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or 200)
     spec = RunSpec(task, mas_gym.load_mas("rpsv"), None, seed=seed, concurrency=concurrency, store=out / "runs.db")
-    specs = critic or _shipped()
+    specs = critic or [ORM, MASPRM]
+    if critic is None:
+        note(f"Critics: {ORM} and {MASPRM}, trained on training problems; --critic compares others.")
     rows = _rows(specs)
     # Rows with the same seed share most of their messages.
     samples = out / "samples.db"
@@ -58,16 +60,24 @@ def demo(
         load_weights(rows)
         spec = replace(spec, policy=read_policy(POLICY, samples))
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(rows)} rows; results in {out}/")
-    trees_seen = _BestTree(rows)
-    outcomes, stop = measure(rows, spec, look=trees_seen.look, workers=shared)
+    shown = [row for row in rows if row.name.startswith("mcts")][-1]
+    best: list[Plan] = []
+
+    def look(row: Row, plan: Plan) -> None:
+        # The page shows the largest tree with a right answer.
+        if row.label == shown.label and plan.tree is not None and plan.error is None:
+            size = [(bool(one.correct), len(one.tree or ()), one.problem_id) for one in (*best, plan)]
+            best[:] = [max(zip(size, (*best, plan), strict=True), key=lambda pair: pair[0])[1]]
+
+    outcomes, stop = measure(rows, spec, look=look, workers=shared)
     files = Files(json=out / "results.json", csv=out / "results.csv", plot=out / "accuracy-tokens.png")
     title = f"Arithmetic test, RPSV, tiny agents, seed {seed}"
     try:
         show(outcomes, title, files, {"command": "demo", "seeds": [seed], "critics": list(specs)})
     except MissingDependencyError as error:
         note(str(error), "yellow")
-    if (plan := trees_seen.best()) is not None:
-        write_page(plan, spec, trees_seen.row, out / "tree.html", POLICY, graded=True)
+    for plan in best:
+        write_page(plan, spec, shown, out / "tree.html", POLICY, graded=True)
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {out}")
     stdout().print(
@@ -83,37 +93,3 @@ def _rows(specs: Sequence[str]) -> list[Row]:
     critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
     outcome = {name: critic for name, critic in critics.items() if critic[1].terminal_only}
     return [*pair(named_planners(PAPER_PLANNERS), critics), *pair(named_planners(PASSES), outcome or critics)]
-
-
-def _shipped() -> list[str]:
-    note(
-        f"Critics: {ORM} and {MASPRM}, shipped with this package and trained on training problems; --critic compares "
-        "others."
-    )
-    return [ORM, MASPRM]
-
-
-class _BestTree:
-    """Selects the last MCTS row's largest tree with a right answer where ``single`` is wrong, else its largest."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.row = [row for row in rows if row.name.startswith("mcts")][-1]
-        self._single: dict[str, bool] = {}
-        self._plans: list[tuple[int, Plan]] = []
-
-    def look(self, row: Row, plan: Plan) -> None:
-        """Record one finished search."""
-        if row.name == "single":
-            self._single[plan.problem_id] = bool(plan.correct)
-        if row.label == self.row.label and plan.tree is not None and plan.error is None:
-            self._plans.append((len(plan.tree), plan))
-
-    def best(self) -> Plan | None:
-        """Return the plan of the tree to show; None if there is none."""
-
-        def rank(item: tuple[int, Plan]) -> tuple[bool, int, str]:
-            size, plan = item
-            corrects = bool(plan.correct) and not self._single.get(plan.problem_id, True)
-            return corrects, size, plan.problem_id
-
-        return max(self._plans, key=rank)[1] if self._plans else None

@@ -12,7 +12,7 @@ import typer
 
 from mas_gym import errors
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import note, stdout, write_outputs
 from mas_gym.cli.option_groups import grouped, typed
 from mas_gym.cli.option_values import check_folder, check_plot, load_weights, policy_label, read_seeds
 from mas_gym.cli.progress import RunProgress
@@ -22,7 +22,6 @@ from mas_gym.errors import BudgetError, ConfigError, DataError
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
-from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
@@ -46,10 +45,6 @@ class Files:
     plot: Annotated[Path | None, typer.Option(help="Plot accuracy against tokens (png, svg, pdf).")] = None
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None
     latex: Annotated[Path | None, typer.Option(help="Write the table as LaTeX.")] = None
-
-    def paths(self) -> list[Path]:
-        """Return the files to write."""
-        return [path for path in vars(self).values() if path is not None]
 
 
 BUDGET_SPENT = 3
@@ -96,11 +91,11 @@ def evaluate(
     from search.compare.cost_matching import Match
     from search.option_rules import excluded
 
-    for path in (*files.paths(), options.log_json):
+    for path in (*vars(files).values(), options.log_json):
         check_folder(path)
     check_plot(files.plot)
     numbers = read_seeds(seeds)
-    rows = pair_rows(planner or ["single"], critic, lazy=True)
+    rows = pair_rows(planner or ["single"], critic)
     _check_baseline(rows, baseline)
     spec = agents.load(source.load()) if recorded is None else _recorded(recorded, run, distinct, source, critic or ())
     spec = options.apply(replace(spec, seed=numbers[0], store=store))
@@ -190,18 +185,16 @@ def _resize(
     Returns the rows, and the baseline's new name.
     """
     from search.compare.comparison import matched, renamed
-    from search.results.table import CALIBRATION_PROBLEMS, calibrated_on, spent_text
+    from search.results.table import CALIBRATION_PROBLEMS, calibrated_on
 
     problems = dev[:CALIBRATION_PROBLEMS]
     pairs = matched(rows, spec, target, problems, lambda reason: note(reason, "yellow"), start)
     note(calibrated_on(len(problems)), *["yellow"] * (len(problems) < CALIBRATION_PROBLEMS))
     for _, _, part in pairs:
-        size = f"{part.setting}={part.size}" if part.setting else "no size to change"
-        text = f"{one_line(part.label)}: {size}, {spent_text(part.spent)} {target.unit} per calibration problem"
         if max(part.spent, target.amount) > MATCHED * min(part.spent, target.amount):
-            note(f"{text}: no size comes closer to {target.amount:g}, so this row is not at equal cost", "yellow")
+            note(f"{part}: no size comes closer to {target.amount:g}, so this row is not at equal cost", "yellow")
         else:
-            note(text)
+            note(str(part))
     return [row for _, row, _ in pairs], renamed(baseline, pairs)
 
 
@@ -211,14 +204,10 @@ def _check_baseline(rows: Sequence[Row], name: str) -> None:
         raise ConfigError(f"--against: expected one of {labels}, got {name!r}")
 
 
-def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Row]:
-    """Pair planners with compatible critics; incompatible pairs are skipped with a note.
+def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None) -> list[Row]:
+    """Pair planners with compatible critics, policy likelihood by default; other pairs are skipped with a note.
 
-    Args:
-        planners: Planner specs, such as ``mcts:10,3``.
-        critics: Names or folders; policy likelihood by default.
-        lazy: Do not load the weights of trained critics; other processes or
-            `mas_gym.cli.option_values.load_weights` load them.
+    The weights of trained critics are not loaded yet.
 
     Raises:
         ConfigError: No pair remains, or a critic is given but no planner uses one.
@@ -231,7 +220,7 @@ def pair_rows(planners: Sequence[str], critics: Sequence[str] | None = None, laz
         raise ConfigError(
             "--critic: none of the planners uses a critic; add one that does, such as --planner mcts:10,3"
         )
-    guides = named_critics(list(dict.fromkeys(critics or [opt.LIKELIHOOD])), lazy) if guided else {}
+    guides = named_critics(list(dict.fromkeys(critics or [opt.LIKELIHOOD])), lazy=True) if guided else {}
     return pair(loaded, guides, lambda reason: note(reason, "yellow"))
 
 
@@ -253,7 +242,7 @@ def measure(
         look: Called with every plan.
         watch: Called with a row's label, the seed and every progress update.
         start: Starts each run; by default in this process.
-        workers: Worker processes that load the policy and the critics and run the rows; None for this process.
+        workers: Processes that load the policy and the critics; None for this process.
     """
     from search.compare.comparison_runs import measure as measure_rows
     from search.compare.comparison_runs import start_here
@@ -283,12 +272,7 @@ def measure(
 
 
 def end_early(stop: BaseException, remark: str) -> NoReturn:
-    """End a command after an interrupted run.
-
-    Args:
-        stop: The cause of the interruption: Ctrl-C, the budget or an error.
-        remark: A note on the kept results and how to resume.
-    """
+    """End a command after an interruption by Ctrl-C, the budget or an error, with a remark on how to resume."""
     if isinstance(stop, KeyboardInterrupt):
         note(f"Interrupted: {remark}.", "yellow")
         raise typer.Exit(130)
@@ -316,20 +300,10 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
     if not kinds <= vars(errors).keys():
         note("--debug shows the traceback of each failure", "yellow")
     note_order(sum(outcome.order_varied for outcome in outcomes))
-    forms = {
-        files.json: table.to_json,
-        files.csv: table.to_csv,
-        files.markdown: table.to_markdown,
-        files.latex: table.to_latex,
-    }
-    for path, form in forms.items():
-        if path is not None:
-            write_file(path, form())
+    texts = ((files.json, table.to_json), (files.csv, table.to_csv))
+    write_outputs(*texts, (files.markdown, table.to_markdown), (files.latex, table.to_latex))
     if files.plot is not None and any(row.tokens.mean > 0 for row in table.rows):
-        table.plot(files.plot)
-    for path in files.paths():
-        if path.exists():
-            note(f"wrote {path}")
+        note(f"wrote {table.plot(files.plot)}")
 
 
 def _meta(spec: RunSpec, seeds: Sequence[int], facts: JSONMapping) -> JSONObject:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout, table
+from mas_gym.cli.console import note, stdout
 from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, read_pairs
+from mas_gym.internal.rich_tables import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rewardmodels.agents.improve import Round
 
 EVALUATED = 100
+"""Problems of the dev split on which each generation is evaluated."""
 
 
 @grouped(task="arithmetic", split=False, number=False, grading=False)
@@ -31,9 +33,6 @@ def improve(
     problems: Annotated[
         int, typer.Option("--problems", min=2, help="Training problems per round; each round uses different problems.")
     ] = 100,
-    evaluated: Annotated[
-        int, typer.Option("--evaluated", min=1, help="Problems of the dev split on which each generation is evaluated.")
-    ] = EVALUATED,
     base: Annotated[str, typer.Option("--base", help="Initial agents: tiny, or a folder or hub id.")] = "tiny",
     mas: opt.MASName = None,
     planner: Annotated[
@@ -42,9 +41,6 @@ def improve(
             "--planner", help="Planner for training problems; by default siblings:2 for grpo, else mcts:20,3."
         ),
     ] = None,
-    search_planner: Annotated[
-        str, typer.Option("--search", help="Planner that is evaluated with each generation's critic.")
-    ] = "mcts:20,2",
     credit: Annotated[
         str,
         typer.Option("--credit", help="Advantages for grpo, as in mas-gym train agents, with this run's critic."),
@@ -69,11 +65,11 @@ def improve(
 
     check_folder(out)
     task = replace(source, split="train", number=(rounds + 1) * problems).load()
-    dev = replace(source, split="dev", number=evaluated).load()
+    dev = replace(source, split="dev", number=EVALUATED).load()
     settings = {**read_pairs(setting), "credit": credit, "adapters": adapters}
     if planner is not None and method == "grpo" and planner.startswith("mcts"):
         note("MCTS merges equal messages and continues the better ones, so its advantages are biased", "yellow")
-    config = ImproveConfig(method, rounds, problems, planner or "", search_planner, seed, tuple(settings.items()))
+    config = ImproveConfig(method, rounds, problems, planner or "", seed=seed, agents=tuple(settings.items()))
     spec = replace(opt.AgentSource(mas).load(task), concurrency=concurrency)
     found = run(spec, dev, out, config, base, device, note, True)
     _show(found, len(dev), out)
@@ -92,7 +88,7 @@ def _show(rounds: Sequence[Round], evaluated: int, out: Path) -> None:
     labels = [row.label.replace(" + ", "\n+ ") for row in rounds[0].rows]
     columns = ["Generation", *labels, "Critic\nvalue", "True\nreward"]
     console = stdout()
-    console.print(table(columns, rows, f"Hit@1 on {evaluated} dev problems (95% interval) and tokens per problem"))
+    console.print(text_table(columns, rows, f"Hit@1 on {evaluated} dev problems (95% interval) and tokens per problem"))
     console.print(f"Agents: {rounds[-1].policy}")
     console.print(f"Curves: {out / 'curves.png'}, tensorboard --logdir {out}", style="dim")
     console.print(f"Figures: {out / 'rounds.json'}", style="dim")

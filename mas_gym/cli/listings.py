@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import json as jsonlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mas_gym.cli.console import stdout, table
+from mas_gym.cli.console import stdout
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
 ENTRY_POINT = "mas_gym.envs.env:MASEnv"
 PROGRAM_ENTRY_POINT = "mas_gym.programs.program_env:ProgramEnv"
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-class Entry(NamedTuple):
-    """A registered component.
-
-    Attributes:
-        name: The name.
-        summary: One line of description.
-        settings: The settings in order, as ``name=default``, or ``name`` if required.
-    """
-
-    name: str
-    summary: str
-    settings: list[str]
 
 
 def envs(json: AsJSON = False) -> None:
@@ -47,7 +34,7 @@ def envs(json: AsJSON = False) -> None:
         for row in rows
     ]
     columns = ("Environment", "Task", "MAS", "Agents", "Data")
-    shown = table(columns, cells, words=len(columns))
+    shown = text_table(columns, cells, words=len(columns))
     shown.columns[0].no_wrap = True
     console = stdout()
     console.print(shown)
@@ -87,48 +74,45 @@ def tasks(json: AsJSON = False) -> None:
     """List the tasks for --task, with their options."""
     from mas_gym.tasks.catalog import BENCHMARKS, task_makers
 
-    made = [
-        Entry(name, f"{benchmark.hub.path} from the hub, or a local file with --data", [])
-        for name, benchmark in BENCHMARKS.items()
+    made: list[JSONObject] = [
+        {"name": name, "summary": f"{one.hub.path} from the hub, or a local file with --data", "settings": []}
+        for name, one in BENCHMARKS.items()
     ]
     made += _entries(task_makers())
     own = "Your data: --task FILE.csv (or JSONL, Parquet, a folder, or OWNER/NAME on the hub), with --columns, --kind"
     _show(made, json, f"--task NAME:SETTINGS, such as arithmetic:difficulty=5, or -o option=value\n{own}", "task")
 
 
-def _entries(makers: Mapping[str, Callable[..., object]]) -> list[Entry]:
-    return [_entry(name, make) for name, make in makers.items()]
+def _entries(makers: Mapping[str, Callable[..., object]]) -> list[JSONObject]:
+    """Return the name, a line of description and the settings in order, as ``name=default`` or ``name``."""
+    found: list[JSONObject] = []
+    for name, make in makers.items():
+        summary = (inspect.getdoc(make) or "").partition("\n")[0].replace("`", "")
+        settings = [
+            part.name if part.default is part.empty else f"{part.name}={part.default}"
+            for part in inspect.signature(make).parameters.values()
+            if part.kind not in (part.VAR_KEYWORD, part.VAR_POSITIONAL)
+        ]
+        found.append({"name": name, "summary": summary, "settings": settings})
+    return found
 
 
-def _entry(name: str, make: Callable[..., object]) -> Entry:
-    lines = (inspect.getdoc(make) or "").splitlines()
-    parameters = inspect.signature(make).parameters.values()
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    settings = [
-        parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default}"
-        for parameter in parameters
-        if parameter.kind not in kinds
-    ]
-    return Entry(name, lines[0].replace("`", "") if lines else "", settings)
-
-
-def _show(entries: Sequence[Entry], json: bool, usage: str, own: str) -> None:
+def _show(entries: Sequence[JSONObject], json: bool, usage: str, own: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
     if json:
-        typer.echo(jsonlib.dumps([entry._asdict() for entry in entries], indent=2))
+        typer.echo(jsonlib.dumps(entries, indent=2))
         return
     console = stdout()
     for entry in entries:
-        console.print(one_line(entry.name), style="bold")
-        for text, style in ((entry.summary, ""), (", ".join(entry.settings), "dim")):
+        console.print(one_line(entry["name"]), style="bold")
+        for text, style in ((entry["summary"], ""), (", ".join(entry["settings"]), "dim")):
             if text:
                 console.print(Padding(Text(one_line(text), style=style), (0, 0, 0, 4)))
     console.print(f"\n{usage}")
-    if own:
-        console.print(f"Custom: --{own} FILE.py:NAME:SETTINGS, a class or function in a Python file.")
-        console.print("Grammar of these specs: python -m pydoc mas_gym.plugins")
+    console.print(f"Custom: --{own} FILE.py:NAME:SETTINGS, a class or function in a Python file.")
+    console.print("Grammar of these specs: python -m pydoc mas_gym.plugins")
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:

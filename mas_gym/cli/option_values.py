@@ -28,12 +28,9 @@ def check_plot(path: Path | None) -> None:
     """Check that a plot's format is supported before the run starts."""
     if path is None:
         return
-    from search.results.plots import figure_class
+    from search.results.plots import check_figure_path
 
-    kinds = figure_class()().canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in kinds:
-        names = ", ".join(sorted(kinds))
-        raise ConfigError(f"--plot {path}: expected a name that ends in one of {names}; try {path.stem}.png")
+    check_figure_path(path)
 
 
 def check_kind(kind: str | None) -> Any:
@@ -94,23 +91,21 @@ def policy_label(spec: PolicySpec) -> str:
     return shown_url(name)
 
 
-def read_policy(
-    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
-) -> AsyncPolicy:
+def read_policy(spec: PolicySpec, cache: Path | None = None, traces: Path | None = None) -> AsyncPolicy:
     """Load a policy; ``cache`` adds a response cache, and ``traces`` records its token traces."""
     from mas_gym.policies import load_policy
     from mas_gym.policies.token_traces import traced
 
     check_folder(cache)
-    policy = load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
+    policy = load_policy(spec) if cache is None else load_policy(spec, cache=str(cache))
     return policy if traces is None else traced(policy, traces)
 
 
-def read_critic(spec: str, **options: Any) -> Critic:
+def read_critic(spec: str) -> Critic:
     """Load a critic."""
     from rewardmodels import load_critic
 
-    critic: Critic = load_critic(spec, **options)
+    critic: Critic = load_critic(spec)
     return critic
 
 

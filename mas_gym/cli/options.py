@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from search.setup import RunSpec
 
 LIKELIHOOD = "policy-likelihood"
-PLANNERS = "adaptive, bon, cascade, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
-CRITICS = (
-    "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, "
-    "random, recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
-)
-"""The registered names, for help texts: querying the registries would load the search packages."""
 
 AnswerKind = Annotated[
     str | None,
@@ -66,24 +60,24 @@ WorkerCount = Annotated[
 ]
 CriticNames = Annotated[
     list[str] | None,
-    typer.Option("--critic", help=f"Critic, such as tiny-masprm: {CRITICS}, a trained folder, my.py:Mine. Repeatable."),
+    typer.Option("--critic", help="Critic: a name (see mas-gym critics), a trained folder or my.py:Mine. Repeatable."),
 ]
 CriticName = Annotated[
     str | None,
     typer.Option(
         "--critic",
-        help=f"Critic, such as tiny-masprm: {CRITICS}, a trained folder, my.py:Mine. By default {LIKELIHOOD}.",
+        help=f"Critic: a name (see mas-gym critics), a trained folder or my.py:Mine. By default {LIKELIHOOD}.",
     ),
 ]
 PlannerNames = Annotated[
     list[str] | None,
     typer.Option(
         "--planner",
-        help=f"Planner, such as mcts:10,3 or sc:20,stop=0.9: {PLANNERS}, my.py:Mine. Repeatable.",
+        help="Planner, such as mcts:10,3 or sc:20,stop=0.9 (see mas-gym planners), or my.py:Mine. Repeatable.",
     ),
 ]
 PlannerName = Annotated[
-    str, typer.Option("--planner", help=f"Planner, such as sc:20,stop=0.9: {PLANNERS}, my.py:Mine.")
+    str, typer.Option("--planner", help="Planner, such as sc:20,stop=0.9 (see mas-gym planners), or my.py:Mine.")
 ]
 StorePath = Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]
 RunNames = Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,13 +20,9 @@ from mas_gym.internal.text import cut, one_line
 
 if TYPE_CHECKING:
     from mas_gym.envs.env import Info, MASEnv, Observation
-    from mas_gym.policies import AsyncPolicy, SamplingRequest
+    from mas_gym.policies import AsyncPolicy
 
 EVERYONE = "all"
-
-
-class _Gone(Exception):
-    """Raised at the end of the input."""
 
 
 @grouped(number=False, grading=False, option=False)
@@ -58,7 +53,7 @@ def play(
     observation, info = env.reset(seed=seed, options=options)
     try:
         _episode(env, observation, info, mine, others, seed)
-    except _Gone:
+    except EOFError:
         note("End of input: the episode ends without a result.", "yellow")
     except KeyboardInterrupt:
         note("Stopped.", "yellow")
@@ -140,87 +135,52 @@ def _show_view(env: MASEnv, observation: Observation) -> None:
     color = COLORS[acting % len(COLORS)]
     console.print()
     console.rule(Text(f"Your turn: {one_line(env.mas.agents[acting].name)}", style=f"bold {color}"), style=color)
-    console.print(
-        Panel(
-            Text(cut(observation["messages"][0].content, LONGEST), style="dim"),
-            title=Text("Your instructions"),
-            title_align="left",
-            border_style="dim",
-        )
-    )
-    if env.mas.sees_question[acting]:
-        console.print(message_panel(env.mas, -1, (acting,), observation["question"]))
-    own = env.mas.history == "private"
-    heard = [message for message in observation["transcript"] if own or message.speaker != acting]
-    for message in heard:
-        console.print(message_panel(env.mas, message.speaker, (message.recipient,), message.text))
-    if not heard and not env.mas.sees_question[acting]:
-        console.print("No message has reached you.", style="dim")
+    for message in observation["messages"]:
+        body = Text(cut(message.content, LONGEST), style="dim" if message.role == "system" else "")
+        console.print(Panel(body, title=Text(message.role), title_align="left", border_style="dim"))
 
 
 def _ask(env: MASEnv, info: Info) -> tuple[str, int]:
     console = stdout()
     legal = [node for node, allowed in enumerate(info["action_mask"]) if allowed]
-    named = ", ".join(f"{node} = {env.mas.node_name(node)}" for node in legal)
-    console.print(f"You may write to: {one_line(named)}", style="dim")
+    named = one_line(", ".join(f"{node} = {env.mas.node_name(node)}" for node in legal))
+    console.print(f"You may write to: {named}", style="dim")
     console.print("Your message, then an empty line:", style="bold")
-    text = "\n".join(_lines())
+    text = _message()
     if len(legal) <= 2:
         return text, env.ALL
+    known = {"": env.ALL} | {str(node): node for node in legal}
+    known |= {env.mas.node_name(node).casefold(): node for node in legal}
     while True:
         others = "the one that your message names" if env.mas.agents[env.state.acting].route == "message" else "ALL"
         console.print(f"To (empty for {others}): ", style="bold", end="")
-        answer = _line().strip()
-        recipient = _recipient(env, legal, answer)
-        if recipient is not None:
-            return text, recipient
-        console.print(f"expected one of {one_line(named)}, got {answer!r}", style="red")
+        answer = input().strip().casefold()
+        if answer in known:
+            return text, known[answer]
+        console.print(f"expected one of {named}, got {answer!r}", style="red")
 
 
-def _recipient(env: MASEnv, legal: list[int], answer: str) -> int | None:
-    if not answer:
-        return env.ALL
-    for node in legal:
-        if answer.casefold() in (str(node), env.mas.node_name(node).casefold()):
-            return node
-    return None
-
-
-def _line() -> str:
-    try:
-        return input()
-    except EOFError:
-        raise _Gone from None
-
-
-def _lines() -> Iterator[str]:
-    """Yield the lines of one message; the end of input also ends an unfinished message."""
-    begun = False
+def _message() -> str:
+    """Return the lines of one message; the end of the input also ends an unfinished message."""
+    lines: list[str] = []
     while True:
         try:
             line = input()
         except EOFError:
-            if not begun:
-                raise _Gone from None
-            return
-        if not line.strip():
-            if begun:
-                return
-            continue
-        begun = True
-        yield line
+            if not lines:
+                raise
+            return "\n".join(lines)
+        if line.strip():
+            lines.append(line)
+        elif lines:
+            return "\n".join(lines)
 
 
 def _sample(env: MASEnv, policy: AsyncPolicy, seed: int) -> tuple[str, int]:
     from mas_gym.policies.base import derive_seed
 
     request = env.request((derive_seed(seed, env.problem_id, env.state.digest, 0),))
-    return answer(policy, request), env.ALL
-
-
-def answer(policy: AsyncPolicy, request: SamplingRequest) -> str:
-    """Return the policy's message for a request with one seed."""
-    return asyncio.run(policy.sample_async(request)).samples[0].text
+    return asyncio.run(policy.sample_async(request)).samples[0].text, env.ALL
 
 
 def _finish(env: MASEnv, info: Info, reward: float) -> None:

@@ -1,4 +1,4 @@
-"""Live progress of runs: a table that is redrawn in a terminal, and plain lines elsewhere."""
+"""Progress of runs: lines that are redrawn in a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from mas_gym.cli.console import stderr
+from mas_gym.cli.console import brief, stderr
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.live import Live
+    from rich.text import Text
 
     from search.progress import Progress
 
 _PLAIN_SECONDS = 20.0
 """Seconds between the lines that show unfinished runs if the output is not a terminal."""
-_BAR = 20
-_GAP = 2
 _SHORTEST_LABEL = 8
-_WIDE = 120
 
 
 class _Line:
@@ -38,7 +35,7 @@ class _Line:
 
 
 class RunProgress:
-    """Shows the progress, cost and accuracy of runs so far.
+    """Shows the progress, cost and accuracy of runs so far; the lines of finished runs stay.
 
     Args:
         labels: One label per line.
@@ -53,7 +50,7 @@ class RunProgress:
         self._console = stderr()
         self._live: Live | None = None
         self._ended = threading.Event()
-        self._ticker: threading.Thread | None = None
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Self:
         from rich.live import Live
@@ -62,7 +59,6 @@ class RunProgress:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5, transient=True)
             self._live.start()
         else:
-            self._ticker = threading.Thread(target=self._tick, daemon=True)
             self._ticker.start()
         return self
 
@@ -70,10 +66,10 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop drawing and restore the terminal."""
+        self._ended.set()
         if self._live is not None:
             self._live.stop()
-        self._ended.set()
-        if self._ticker is not None:
+        else:
             self._ticker.join()
 
     def update(self, line: int, run: int, progress: Progress) -> None:
@@ -82,54 +78,37 @@ class RunProgress:
         before = current.runs.get(run)
         current.runs[run] = progress
         changed = before is None or before.done != progress.done
-        if self._live is None and changed and current.sum().done == current.total:
-            self._print(current)
+        if changed and current.sum().done == current.total:
+            self._console.print(self._text(current), soft_wrap=True, style="green")
+
+    def _open(self) -> list[_Line]:
+        """Return the unfinished lines that have begun, or the first one."""
+        open_ = [line for line in self._lines if line.sum().done < line.total]
+        return [line for line in open_ if line.runs] or open_[:1]
 
     def _tick(self) -> None:
         """Show that the runs continue, even if no search ends for a long time."""
         while not self._ended.wait(_PLAIN_SECONDS):
-            open_ = [line for line in self._lines if line.sum().done < line.total]
-            for line in [line for line in open_ if line.runs] or open_[:1]:
-                self._print(line)
+            for line in self._open():
+                self._console.print(self._text(line), soft_wrap=True)
 
-    def _print(self, line: _Line) -> None:
-        self._console.print(f"{line.label}: {'  '.join(filter(None, self._figures(line)))}", soft_wrap=True)
-
-    def _render(self) -> RenderableType:
-        from rich.constrain import Constrain
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
+    def _render(self) -> Text:
         from rich.text import Text
 
-        wide = self._console.width >= _WIDE
-        table = Table.grid(padding=(0, _GAP, 0, 0))
-        table.add_column(min_width=_SHORTEST_LABEL)
-        if wide:
-            table.add_column(width=_BAR)
-        for _ in range(5):
-            table.add_column(no_wrap=True, justify="right")
-        for line in self._shown():
-            done = line.sum().done
-            style = "dim" if not line.runs else "green" if done == line.total else ""
-            bar = [ProgressBar(line.total, done, width=_BAR)] if wide else []
-            label = Text(line.label, no_wrap=True, overflow="ellipsis")
-            table.add_row(label, *bar, *map(Text, self._figures(line)), style=style)
-        # The last column stays free, because some terminals wrap a line that fills it.
-        return Constrain(table, self._console.width - 1)
+        return Text("\n".join(map(self._text, self._open())), no_wrap=True, overflow="ellipsis")
 
-    def _shown(self) -> list[_Line]:
-        # A table taller than the screen would scroll, so only the lines around the running one are shown.
-        room = max(1, self._console.height - 3)
-        active = next((i for i, line in enumerate(self._lines) if line.sum().done < line.total), 0)
-        first = max(0, min(active - room // 2, len(self._lines) - room))
-        return self._lines[first : first + room]
+    def _text(self, line: _Line) -> str:
+        figures = "  ".join(filter(None, self._figures(line)))
+        # A terminal line that wraps would be redrawn at the wrong place.
+        room = len(line.label) if self._live is None else max(_SHORTEST_LABEL, self._console.width - len(figures) - 3)
+        return f"{brief(line.label, room)}: {figures}"
 
     def _figures(self, line: _Line) -> list[str]:
         """Return the finished searches, accuracy, agent calls, tokens and time of a line."""
         now = line.sum()
         done = f"{now.done:,}/{line.total:,}"
         if not line.runs:
-            return [done, "", "", "", ""]
+            return [done]
         notes = [f"Hit@1 {100 * now.correct / now.done:.1f}"] if now.done and self._graded else []
         notes += [f"{now.failed} failed"] if now.failed else []
         notes += [f"{now.stored} stored"] if now.stored else []

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import brief, note, stdout, table
+from mas_gym.cli.console import brief, note, stdout, write_outputs
 from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, check_kind
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.text import one_line
-from mas_gym.internal.whole_files import write_file
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Problem
@@ -31,7 +31,6 @@ def regrade(
     run: Annotated[
         str | None, typer.Option("--run", help="Name or digest of one run; by default every run of the store.")
     ] = None,
-    show: Annotated[int, typer.Option("--show", min=0, help="Number of differences to list per run.")] = 20,
     json: Annotated[Path | None, typer.Option("--json", help="Write all differences as JSON.")] = None,
 ) -> None:
     """Regrade the searches of a store without model calls; the old grades are kept.
@@ -51,11 +50,9 @@ def regrade(
     done = []
     for info in runs:
         result = grade_again(store, info, grader, label, problem_of=problem_of, references=references)
-        _show_regrade(result, show, label)
+        _show_regrade(result, label)
         done.append(_as_json(result, label))
-    if json is not None:
-        write_file(json, jsonlib.dumps(done, indent=2))
-        note(f"wrote {json}")
+    write_outputs((json, lambda: jsonlib.dumps(done, indent=2)))
     note(f"Saved in {store}, next to the original grades: open_store({str(store)!r}).plans(run, grading={label!r})")
     failed = sum(len(result["failed"]) for result in done)
     if failed:
@@ -89,10 +86,11 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Callable[[Problem], Problem |
     return grader, as_kind, kind, label
 
 
+_SHOWN = 20
 _GRADES = {True: "right", False: "wrong", None: "unknown"}
 
 
-def _show_regrade(result: Regrade, most: int, label: str) -> None:
+def _show_regrade(result: Regrade, label: str) -> None:
     console = stdout()
     counts = ((result.before, result.known), (result.after, result.searches))
     before, after = (f"{100 * right / known:.1f}" if known else "unknown" for right, known in counts)
@@ -102,20 +100,18 @@ def _show_regrade(result: Regrade, most: int, label: str) -> None:
     same = len(result.changes) - right - wrong
     console.print(one_line(head), style="bold")
     console.print(f"{right:,} newly right, {wrong:,} newly wrong, {same:,} with another answer and the same grade")
-    if result.changes and most:
+    if result.changes:
         # Changed grades first.
-        listed = sorted(result.changes, key=lambda change: change.correct == change.new_correct)[:most]
+        listed = sorted(result.changes, key=lambda change: change.correct == change.new_correct)[:_SHOWN]
         rows = []
         for change in listed:
             pairs = ((change.answer, change.correct), (change.new_answer, change.new_correct))
             cells = [part for answer, correct in pairs for part in (brief(answer), _GRADES[correct])]
             rows.append([one_line(cell) for cell in (change.problem_id, *cells)])
-        console.print(table(("Problem", "Answer before", "", "Answer now", ""), rows, words=5))
-        if len(result.changes) > most:
-            console.print(
-                f"and {len(result.changes) - most:,} more; use --show to list more, or --json FILE for all", style="dim"
-            )
-    for problem, reason in list(result.failed.items())[:most]:
+        console.print(text_table(("Problem", "Answer before", "", "Answer now", ""), rows, words=5))
+        if len(result.changes) > _SHOWN:
+            console.print(f"and {len(result.changes) - _SHOWN:,} more; use --json FILE for all", style="dim")
+    for problem, reason in list(result.failed.items())[:_SHOWN]:
         note(f"{problem} could not be graded: {one_line(reason)}", "yellow")
 
 

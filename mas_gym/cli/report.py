@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import note, stdout, write_outputs
 from mas_gym.cli.option_values import check_folder, read_prices
 from mas_gym.errors import ConfigError
-from mas_gym.internal.whole_files import write_file
 
 
 def report(
@@ -35,7 +34,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page about a run store: tables, intervals, curves, calibration and failures."""
-    from search import Comparison, open_store
+    from search import open_store
     from search.report.report import write_report
     from search.report.tensorboard import write_tensorboard
 
@@ -57,10 +56,12 @@ def report(
     console = stdout()
     for one in reports:
         console.print(one.comparison.show(console.width))
-    for path, form in ((markdown, Comparison.to_markdown), (latex, Comparison.to_latex)):
-        if path is not None:
-            write_file(path, "\n".join(form(one.comparison) for one in reports))
+    tables = [one.comparison for one in reports]
+    write_outputs(
+        (markdown, lambda: "\n".join(table.to_markdown() for table in tables)),
+        (latex, lambda: "\n".join(table.to_latex() for table in tables)),
+    )
     if tensorboard is not None:
         write_tensorboard(reports, tensorboard)
-    for path in filter(None, (out, figures, markdown, latex, tensorboard)):
+    for path in filter(None, (out, figures, tensorboard)):
         note(f"wrote {path}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,17 +12,15 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
 from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, check_kind, read_critic, read_planner
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, need
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from mas_gym.tasks.base import Grader, Task
     from mas_gym.tasks.grading.numbers import Decimal
     from search import Critic, Planner
-    from search.service.search_pool import Service
 
 _SPARE_CONNECTIONS = 64
+_KEY = "MAS_GYM_SERVE_KEY"
 
 
 @grouped(number=False)
@@ -53,37 +50,34 @@ def serve(
     max_question: Annotated[
         int, typer.Option("--max-question", min=1, help="Longest question, in bytes; longer ones get status 413.")
     ] = 2**16,
-    key_env: Annotated[
-        str,
-        typer.Option(
-            "--key-env",
-            help="Environment variable with the API key. Without a key, only clients on this machine "
-            "are served, and pages of other sites are rejected.",
-        ),
-    ] = "MAS_GYM_SERVE_KEY",
     log_json: opt.LogJSON = None,
 ) -> None:
     """Answer OpenAI chat requests by search; any OpenAI client works unchanged.
 
+    The environment variable MAS_GYM_SERVE_KEY contains the API key. Without a key, only clients on this machine are
+    served, and pages of other sites are rejected.
+
     With --task, the task's system is used, and answers to its questions are graded after they are sent (see /metrics).
     """
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        need(package, "mas-gym serve", "serve")
     from search import Budget
+    from search.service.app import listen, make_app
+    from search.service.search_pool import Service
+    from search.service.telemetry import json_lines
 
-    make_app, make_service, listen = _web()
-    key = _key(key_env, host)
+    key = _key(host)
     check_folder(log_json)
     algorithm, guide = _search(planner, critic)
     grader, task, kind, decimal = _grading(source)
     spec = agents.load(task, kind)
     spec = replace(spec, policy=agents.read_policy(spec.mas), planner=algorithm, critic=guide)
     spec = replace(spec, budget=Budget(seconds=seconds), concurrency=concurrency)
-    service = make_service(
+    service = Service(
         spec, kind=check_kind(kind), queue=queue, grader=grader, references=task, canary=canary, decimal=decimal
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {spec.mas.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
-    from search.service.telemetry import json_lines
-
     with json_lines(log_json):
         listen(app, host, port, limit=concurrency + queue + _SPARE_CONNECTIONS)
     note("Stopped.")
@@ -115,26 +109,14 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
     return grader, None, source.kind, base.decimal
 
 
-def _web() -> tuple[Callable[..., FastAPI], type[Service], Callable[..., None]]:
-    try:
-        from search.service.app import listen, make_app
-        from search.service.search_pool import Service
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}); install them with: pip install "
-            "'mas-gym[serve]'"
-        ) from error
-    return make_app, Service, listen
-
-
-def _key(variable: str, host: str) -> str | None:
+def _key(host: str) -> str | None:
     """Return the API key, which is required if other machines can connect."""
-    key = os.environ.get(variable) or None
+    key = os.environ.get(_KEY) or None
     from search.service import is_loopback
 
     if key is None and not is_loopback(host):
         raise ConfigError(
             f"--host {host}: expected an API key because other machines can reach the service; set one with "
-            f"export {variable}=..., or leave out --host"
+            f"export {_KEY}=..., or leave out --host"
         )
     return key

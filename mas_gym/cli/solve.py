@@ -14,7 +14,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import pair_rows
 from mas_gym.cli.option_groups import grouped
-from mas_gym.cli.option_values import check_folder, check_kind, read_policy, read_prices
+from mas_gym.cli.option_values import check_folder, check_kind, load_weights, read_policy, read_prices
 from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.run_notes import note_costs, note_judge, note_order, warn_of_misuse
 from mas_gym.errors import ConfigError, SearchError
@@ -65,6 +65,7 @@ def solve(
     policy = agents.policy_spec(spec.mas)
     warn_of_misuse(policy, task, spec.mas, problems[0].question)
     [row] = pair_rows([planner], [critic] if critic else None)
+    load_weights([row])
     engine = read_policy(policy, agents.cache)
     spec = replace(spec, problems=problems, policy=engine, concurrency=1, budget=Budget(prices=read_prices(prices)))
     with RunProgress([row.label], 1, graded=task is not None) as progress:
@@ -90,19 +91,12 @@ def _own(question: str, source: opt.TaskSource) -> Task:
 
 
 def show(plan: Plan, spec: RunSpec, usd: float | None, graded: bool) -> None:
-    """Print the chosen transcript, the answer and the usage of a plan.
-
-    Args:
-        plan: The plan.
-        spec: The settings of the search; its problems include the plan's.
-        usd: The cost of the search in USD; None without prices.
-        graded: Whether the problem has a reference answer.
-    """
+    """Print the chosen transcript, the answer and the usage of a plan; ``usd`` is None without prices."""
     from rich.text import Text
 
     console = stdout()
     if plan.best is not None:
-        console.print(transcript(spec.mas, plan.best.state, plan))
+        console.print(_transcript(spec.mas, plan.best.state, plan))
     answer = Text("Answer: ", style="bold")
     answer.append("none" if plan.answer is None else one_line(plan.answer), style="bold cyan")
     if graded:
@@ -161,16 +155,8 @@ def write_page(plan: Plan, spec: RunSpec, row: Row, path: Path, policy: str, gra
         "policy": policy,
         "seed": str(spec.seed),
     }
-    problem = spec.problems.problem(plan.problem_id)
-    # A judge's verdicts cost calls that are not part of a search.
-    grade = partial(spec.problems.grade, problem) if graded and problem.kind != "judge" else None
-    write_tree_page(plan, path, facts, problem.answer if graded else None, grade)
+    write_tree_page(plan, path, facts, spec.problems.problem(plan.problem_id).answer if graded else None)
     note(f"wrote {path}")
-
-
-def names(mas: MAS, recipients: tuple[int, ...]) -> str:
-    """Return readable names of recipients, in order."""
-    return ", ".join(one_line(mas.node_name(node)) for node in recipients) or "nobody"
 
 
 def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str, remark: str = "") -> RenderableType:
@@ -181,19 +167,19 @@ def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str
     color = "white" if speaker < 0 else COLORS[speaker % len(COLORS)]
     title = Text(one_line(mas.node_name(speaker)), style=f"bold {color}")
     if recipients:
-        title.append(f" to {names(mas, recipients)}", style=color)
+        title.append(f" to {', '.join(one_line(mas.node_name(node)) for node in recipients)}", style=color)
     body = Text(cut(text, LONGEST)) if text.strip() else Text("(empty message)", style="dim italic")
     note = Text(remark, style="dim") if remark else None
     return Panel(body, title=title, title_align="left", subtitle=note, subtitle_align="right", border_style=color)
 
 
-def transcript(mas: MAS, state: MASState, plan: Plan | None = None) -> RenderableType:
-    """Return the question and every message of a state; with a plan, also values and visits."""
+def _transcript(mas: MAS, state: MASState, plan: Plan) -> RenderableType:
+    """Return the question and every message of a state, with values and visits."""
     from rich.console import Group
 
     listeners = tuple(agent for agent, hears in enumerate(mas.sees_question) if hears)
     parts = [message_panel(mas, -1, listeners, state.question)]
-    remarks = _remarks(plan) if plan is not None else {}
+    remarks = _remarks(plan)
     for depth, link in enumerate(state.path()[1:], 1):
         parts.append(message_panel(mas, link.speaker, link.recipients, link.text, remarks.get(depth, "")))
     return Group(*parts)

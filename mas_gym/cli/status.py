@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mas_gym.cli.console import stdout, table
+from mas_gym.cli.console import stdout
 from mas_gym.cli.progress import clock
+from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.text import by_cause, one_line
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tup
     for run, cells in rows:
         label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")
         lines.append([one_line(cell) for cell in (label, *cells)])
-    made = table(("Run", *columns), lines, words=words)
+    made = text_table(("Run", *columns), lines, words=words)
     made.padding = (0, 1, 0, 0)
     made.columns[0].min_width = 12
     for column in made.columns[words:]:

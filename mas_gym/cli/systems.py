@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import note, stdout, write_outputs
 from mas_gym.cli.option_values import check_folder
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
-from mas_gym.internal.whole_files import write_file
-
-if TYPE_CHECKING:
-    from mas_gym.systems.graph import MAS, Agent
-    from search.pages.graph_drawing import Seen
+from mas_gym.systems.graph import MAS, Edge, Q
 
 TEMPLATE = "template.yaml"
 
@@ -44,7 +41,7 @@ def check(
     """Report all errors of a MAS config; if it is valid, draw its graph and list what each agent sees."""
     from mas_gym.systems.schema import json_schema
     from mas_gym.systems.validation import ANYONE
-    from search.pages.graph_drawing import graph_svg, graph_text, views
+    from search.pages.graph_drawing import drawn_edges, graph_svg, graph_text
 
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))
@@ -59,15 +56,14 @@ def check(
     for line in graph_text(mas).splitlines():
         console.print(line, overflow="crop", no_wrap=True)
     console.print()
-    for agent, seen in zip(mas.agents, views(mas), strict=True):
-        console.print(_view(mas, agent, seen))
+    edges = sorted(drawn_edges(mas), key=lambda edge: (edge.source, edge.target))
+    for number in range(len(mas.agents)):
+        console.print(_view(mas, number, edges))
     for name, policy in mas.policies:
         console.print(f"policy of {'other agents' if name == ANYONE else one_line(name)}: {one_line(policy)}")
     if mas.policies:
         console.print("These policies are used only with --policy from-config. They may run code and open connections.")
-    if svg is not None:
-        write_file(svg, graph_svg(mas))
-        note(f"Wrote {svg}.")
+    write_outputs((svg, lambda: graph_svg(mas)))
 
 
 def _load(source: str) -> MAS:
@@ -93,21 +89,22 @@ def _headline(mas: MAS) -> str:
     return f"{one_line(mas.name)}: no errors; {agents}; {schedule}."
 
 
-def _view(mas: MAS, agent: Agent, seen: Seen) -> str:
+def _view(mas: MAS, number: int, edges: Sequence[Edge]) -> str:
     """Return the lines about one agent: its inputs and the recipients of its message."""
-    reads = ["the question"] if seen.question else []
-    reads += [_end(name, condition) for name, condition in seen.hears]
+    agent = mas.agents[number]
+    reads = ["the question"] if mas.sees_question[number] else []
+    reads += [_end(mas, edge.source, edge) for edge in edges if edge.target == number and edge.source != Q]
     if mas.history == "private":
         reads.append("its own earlier messages")
-    names = [_end(name, condition) for name, condition in seen.writes]
+    names = [_end(mas, edge.target, edge) for edge in edges if edge.source == number]
     writes = ", ".join(names) or "nobody"
     if agent.route == "message":
         other = "" if agent.fallback is None else f", or else {one_line(mas.node_name(agent.fallback))}"
         writes = f"the agent named in its message{other}; legal: {writes}"
-    elif mas.dynamic and all(condition for _, condition in seen.writes):
+    elif mas.dynamic and all(edge.condition for edge in edges if edge.source == number):
         writes = ", ".join([*names, "sink if no agent is left to act"])
-    return f"{one_line(seen.agent)}\n  sees   {', '.join(reads) or 'nothing'}\n  writes {writes}"
+    return f"{one_line(agent.name)}\n  sees   {', '.join(reads) or 'nothing'}\n  writes {writes}"
 
 
-def _end(name: str, condition: str) -> str:
-    return one_line(name) + (f" (if {one_line(condition)})" if condition else "")
+def _end(mas: MAS, node: int, edge: Edge) -> str:
+    return one_line(mas.node_name(node)) + (f" (if {one_line(edge.condition)})" if edge.condition else "")

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import examples, note, stdout, table
+from mas_gym.cli.console import examples, note, stdout
 from mas_gym.cli.evaluate import end_early, measure
 from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, read_pairs, read_planner
 from mas_gym.cli.run_notes import note_costs, note_judge, warn_of_misuse
 from mas_gym.errors import ConfigError
+from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.suggestions import choice
 
 if TYPE_CHECKING:
@@ -281,27 +283,18 @@ def _show_metrics(metrics: Mapping[str, object], folder: Path, following: str) -
     figures = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     rows = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.4f}") for name, v in figures.items()]
     console = stdout()
-    console.print(table(("Metric", "Value"), rows, "On held-out problems"))
+    console.print(text_table(("Metric", "Value"), rows, "On held-out problems"))
     console.print(f"Saved to {folder}. Next: {following}")
 
 
-class _Harvest:
-    """Counts over the trees of a run."""
-
-    def __init__(self) -> None:
-        self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
-
-    def add(self, row: Row, plan: Plan) -> None:
-        """Count one search; failed searches have no tree."""
-        if plan.error is not None or plan.tree is None:
-            self.failed += 1
-            return
-        verdicts = [candidate.correct for candidate in plan.candidates]
-        self.trees += 1
-        self.nodes += len(plan.tree)
-        self.right += verdicts.count(True)
-        self.wrong += verdicts.count(False)
-        self.mixed += len(set(verdicts)) > 1
+def _count(counts: Counter[str], row: Row, plan: Plan) -> None:
+    """Count one search; failed searches have no tree."""
+    if plan.error is not None or plan.tree is None:
+        counts["failed"] += 1
+        return
+    verdicts = [candidate.correct for candidate in plan.candidates]
+    leaves = {"right": verdicts.count(True), "wrong": verdicts.count(False)}
+    counts.update(trees=1, nodes=len(plan.tree), mixed=len(set(verdicts)) > 1, **leaves)
 
 
 @grouped(task="arithmetic", split="train", grading=False)
@@ -325,24 +318,26 @@ def rollouts(
     policy = agents.policy_spec(spec.mas)
     warn_of_misuse(policy, source.task, spec.mas)
     local, start = options.engines(policy, agents.cache, store)
-    spec, problems, harvest = replace(spec, policy=local), spec.problems, _Harvest()
+    spec, problems = replace(spec, policy=local), spec.problems
+    counts: Counter[str] = Counter()
     with options.watched() as watch:
-        _, stop = measure([Row(f"{name}, true reward", method)], spec, look=harvest.add, watch=watch, start=start)
-    _show_harvest(harvest, len(problems), store)
+        row, look = Row(f"{name}, true reward", method), partial(_count, counts)
+        _, stop = measure([row], spec, look=look, watch=watch, start=start)
+    _show_counts(counts, len(problems), store)
     note_costs(local)
     note_judge(problems)
     if stop is not None:
         end_early(stop, f"repeat the command to resume from {store}")
 
 
-def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
-    leaves = harvest.right + harvest.wrong
-    share = f", {100 * harvest.right / leaves:.1f}% of {leaves:,} leaves right" if leaves else ""
-    failed = f", {harvest.failed:,} searches failed" if harvest.failed else ""
+def _show_counts(counts: Counter[str], wanted: int, store: Path) -> None:
+    leaves = counts["right"] + counts["wrong"]
+    share = f", {100 * counts['right'] / leaves:.1f}% of {leaves:,} leaves right" if leaves else ""
+    failed = f", {counts['failed']:,} searches failed" if counts["failed"] else ""
     line = (
-        f"{harvest.trees:,} of {wanted:,} trees with {harvest.nodes:,} nodes in {store}{share}; "
-        f"{harvest.mixed:,} trees have right and wrong leaves{failed}."
+        f"{counts['trees']:,} of {wanted:,} trees with {counts['nodes']:,} nodes in {store}{share}; "
+        f"{counts['mixed']:,} trees have right and wrong leaves{failed}."
     )
     stdout().print(line)
-    if not harvest.failed and harvest.trees == wanted:
+    if counts["trees"] == wanted:
         stdout().print(f"Next: mas-gym train masprm --store {store} --out models/masprm", style="dim")

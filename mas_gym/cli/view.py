@@ -22,11 +22,10 @@ import typer
 
 from mas_gym.cli.console import note
 from mas_gym.cli.error_output import show_traceback
-from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
-from mas_gym.tasks.base import GRADING_MODES
+from mas_gym.errors import ConfigError, MASGymError, StoreError
 
 if TYPE_CHECKING:
-    from mas_gym.tasks.base import Grade, Grader, Problem
+    from mas_gym.tasks.base import Problem
     from search import RunInfo, Store
     from search.report.store_pages import StoredRow
     from search.results.outcomes import Outcome
@@ -321,32 +320,14 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
     problem, plan = store.search(problem_id, key)
     if plan.tree is None:
         raise ConfigError(f"the search on {problem_id!r} has no tree: {plan.error or 'its planner builds none'}")
-    critic = run.config["critic"]
     facts = {
         "problem": problem.id,
         "planner": str(run.facts["planner"]),
-        "critic": str(critic["name"]) if critic else "none",
+        "critic": run.critic or "none",
         run.mas.kind: run.mas.name,
         "policy": str(run.config["policy"]["name"]),
         "seed": str(run.config["seed"]),
     }
     from search.pages.tree_page import tree_page
 
-    return tree_page(plan, facts, problem.answer, _grade(run.config["grading"], problem))
-
-
-def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:
-    """Return the run's grading function for texts; None for graders that need a file, a judge or a sandbox."""
-    from mas_gym.tasks.grading.answers import KindGrader
-
-    if grading not in GRADING_MODES:
-        return None
-    grader = KindGrader(grading)  # type: ignore[arg-type]
-    return None if grader.refusal(problem.kind) else partial(_graded, grader, problem)
-
-
-def _graded(grader: Grader, problem: Problem, text: str) -> Grade | None:
-    try:
-        return grader.grade(problem, text)
-    except MissingDependencyError:
-        return None
+    return tree_page(plan, facts, problem.answer)

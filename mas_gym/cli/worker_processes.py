@@ -1,4 +1,4 @@
-"""The number of worker processes of a command, and the options of the models that each of them loads."""
+"""The number of worker processes of a command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mas_gym.cli.option_values import read_critic, read_policy
 
@@ -24,10 +24,6 @@ _MODELS = (
     "transformers.tokenization_utils_tokenizers",
 )
 """Packages that local policies and critics import."""
-
-_SHARED_POLICY: dict[str, Any] = {"max_batch": 64, "prefix_megabytes": 32}
-_SHARED_CRITIC: dict[str, Any] = {"memory": 32}
-"""Options of small models in each of several processes: half of the values for a single process."""
 
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
 
@@ -68,14 +64,12 @@ def read_workers(
     if count < 2:
         return None
     local = not isinstance(policy, str) or policy.startswith(("tiny", "transformers:"))
-    less = _SHARED_POLICY if _is_small(policy) and "#" not in policy else {}
-    make_policy = partial(read_policy, policy, cache, **less)
-    return Workers(count, make_policy, partial(critic_maker, shared=True), _MODELS if local else ())
+    return Workers(count, partial(read_policy, policy, cache), critic_maker, _MODELS if local else ())
 
 
-def critic_maker(spec: str, shared: bool = False) -> Callable[[], Critic]:
-    """Return a picklable function that loads a critic; ``shared`` reduces the memory use of small critics."""
-    return partial(read_critic, spec, **(_SHARED_CRITIC if shared and _is_small(spec) and "#" not in spec else {}))
+def critic_maker(spec: str) -> Callable[[], Critic]:
+    """Return a picklable function that loads a critic."""
+    return partial(read_critic, spec)
 
 
 def _cores() -> int:

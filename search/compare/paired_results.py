@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mas_gym.errors import ConfigError
+from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.internal.whole_files import write_file
@@ -25,10 +26,8 @@ from search.results.table_formats import (
     TextTable,
     gap_cells,
     interval_cell,
-    latex,
     latex_table,
-    lines_table,
-    markdown_table,
+    markdown_document,
     percent_cell,
 )
 
@@ -177,25 +176,12 @@ class PairedResults:
 
     def to_markdown(self) -> str:
         """Return the tables as GitHub Markdown."""
-        parts = [
-            "\n\n".join(filter(None, (table.title, markdown_table([table.head, *table.lines], 1).strip(), table.note)))
-            for table in self.tables()
-        ]
-        return "\n\n".join(parts) + "\n"
+        return markdown_document(self.tables())
 
     def to_latex(self) -> str:
         """Return the tables in LaTeX, with labels, for the package booktabs."""
         labels = ("scores", "differences", "needed")
-        return "\n".join(
-            latex_table(
-                table.head,
-                [[latex(cell) for cell in line] for line in table.lines],
-                " ".join(filter(None, (f"{table.title}.", table.note))),
-                label,
-                1,
-            )
-            for table, label in zip(self.tables(), labels, strict=True)
-        )
+        return "\n".join(latex_table(table, label) for table, label in zip(self.tables(), labels, strict=True))
 
     def to_json(self) -> str:
         """Return scores per question, differences, flips and questions needed as one JSON document."""
@@ -234,8 +220,7 @@ class PairedResults:
 
         parts: list[RenderableType] = []
         for table in [*self.tables(), *self.flip_tables(_FLIPS)]:
-            numbers = [name for name in table.head if name not in ("Model", "Question", "Verdict")]
-            parts += [Text(table.title, style="bold"), lines_table("", table.head, table.lines, numbers)]
+            parts += [Text(table.title, style="bold"), text_table(table.head, table.lines, words=table.words)]
             if table.note:
                 parts.append(Text(f"{table.note}\n", style="dim"))
         return Group(*parts)

@@ -1,4 +1,4 @@
-"""Drawings of a MAS graph: as lines for a terminal, as an SVG image, and as a list of each agent's inputs."""
+"""Drawings of a MAS graph: as lines for a terminal and as an SVG image."""
 
 from __future__ import annotations
 
@@ -19,22 +19,6 @@ _LABEL_GAP = 96
 _CHARACTERS = 14
 
 
-class Seen(NamedTuple):
-    """The inputs and possible recipients of an agent.
-
-    Attributes:
-        agent: The agent's name.
-        question: Whether it reads the question.
-        hears: Each agent that it receives messages from, with the condition on the message, or an empty string.
-        writes: Each possible recipient (an agent or ``sink``), with the condition, or an empty string.
-    """
-
-    agent: str
-    question: bool
-    hears: tuple[tuple[str, str], ...]
-    writes: tuple[tuple[str, str], ...]
-
-
 def drawn_edges(mas: MAS) -> list[Edge]:
     """Return the edges of a system, including the implicit edge from the last scheduled agent to ``sink``."""
     last = len(mas.agents) - 1
@@ -42,21 +26,6 @@ def drawn_edges(mas: MAS) -> list[Edge]:
     if mas.max_turns is None and not any((e.source, e.target) == (last, mas.sink) for e in edges):
         edges.append(Edge(last, mas.sink))
     return edges
-
-
-def views(mas: MAS) -> list[Seen]:
-    """Return the inputs and recipients of each agent, in the order of the schedule."""
-    edges = drawn_edges(mas)
-
-    def side(agent: int, incoming: bool) -> tuple[tuple[str, str], ...]:
-        ends = ((e.source, e) if incoming else (e.target, e) for e in edges)
-        mine = [(n, e) for n, e in ends if n != Q and (e.target if incoming else e.source) == agent]
-        return tuple((mas.node_name(n), str(e.condition or "")) for n, e in sorted(mine, key=lambda end: end[0]))
-
-    return [
-        Seen(agent.name, mas.sees_question[i], side(i, incoming=True), side(i, incoming=False))
-        for i, agent in enumerate(mas.agents)
-    ]
 
 
 def graph_text(mas: MAS) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mas_gym.errors import SearchError
@@ -17,27 +16,20 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.whole_files import write_file
 from mas_gym.policies.base import mean_logprob
 from mas_gym.systems.graph import MAS
-from mas_gym.tasks.base import Grade
 from search.pages.templates import render
 from search.plan import Plan
 from search.tree import Tree
 
 SCHEMA = 1
-TextGrader = Callable[[str], Grade | None]
-"""Grades a final text; returns None if it cannot."""
 
 
-def tree_page(
-    plan: Plan, facts: Mapping[str, str] | None = None, reference: str | None = None, grade: TextGrader | None = None
-) -> str:
+def tree_page(plan: Plan, facts: Mapping[str, str] | None = None, reference: str | None = None) -> str:
     """Return a plan's search tree as an HTML page.
 
     Args:
         plan: The plan.
         facts: Facts for the page header, such as planner and seed, in addition to the usage.
         reference: The reference answer; None if the problem has none; nothing is then shown as right or wrong.
-        grade: Grades the final text of terminal nodes that are not candidates, such as those dropped by a beam. The
-            nodes are unmarked if it is None or returns None.
 
     Raises:
         SearchError: The plan has no tree, because the search failed or was read from a store without trees.
@@ -47,7 +39,7 @@ def tree_page(
         raise SearchError(f"{plan.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}")
     facts = facts or {"problem": plan.problem_id, plan.mas.kind: plan.mas.name}
     title = ", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree"
-    return render("tree.html", title=title, data=_data(plan, plan.tree, plan.mas, facts, reference, grade))
+    return render("tree.html", title=title, data=_data(plan, plan.tree, plan.mas, facts, reference))
 
 
 def write_tree_page(
@@ -55,21 +47,18 @@ def write_tree_page(
     path: str | os.PathLike[str],
     facts: Mapping[str, str] | None = None,
     reference: str | None = None,
-    grade: TextGrader | None = None,
 ) -> Path:
     """Write `tree_page` to a file; return its path."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_file(file, tree_page(plan, facts, reference, grade))
+    write_file(file, tree_page(plan, facts, reference))
     return file
 
 
-def _data(
-    plan: Plan, tree: Tree, mas: MAS, facts: Mapping[str, str], reference: str | None, grade: TextGrader | None
-) -> JSONObject:
+def _data(plan: Plan, tree: Tree, mas: MAS, facts: Mapping[str, str], reference: str | None) -> JSONObject:
     """Return the contents of the page, with the columns of the nodes; columns that are missing are unknown."""
     marked, usage, nodes = reference is not None, plan.usage, list(tree)
-    graded = _graded(plan, tree, mas, grade if marked else None)
+    graded = {one.node: (one.answer, one.correct) for one in plan.candidates if one.node is not None}
     visited = any(node.visits for node in nodes)
     # Logs may have no token counts.
     counted = usage.generated_tokens > 0 or usage.agent_calls == 0
@@ -109,19 +98,6 @@ def _data(
         "texts": list(texts),
         "nodes": {name: [_finite(cell) for cell in column] for name, column in columns.items() if column is not None},
     }
-
-
-def _graded(plan: Plan, tree: Tree, mas: MAS, grade: TextGrader | None) -> dict[int, tuple[str | None, bool | None]]:
-    """Return answer and correctness by terminal node."""
-    found = {one.node: (one.answer, one.correct) for one in plan.candidates if one.node is not None}
-    if grade is not None:
-        once = cache(grade)
-        for node, state in enumerate(tree.states):
-            # A message without a recipient ended the episode without an answer.
-            text = mas.final_text(state.text) if state.recipients else ""
-            if node not in found and tree.is_terminal(node) and (result := once(text)) is not None:
-                found[node] = result.extracted, result.correct
-    return found
 
 
 def _finite(cell: object) -> object:

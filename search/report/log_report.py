@@ -29,10 +29,7 @@ class Failure(NamedTuple):
 
     Attributes:
         problem: The problem's id.
-        question: The question.
-        messages: The messages.
         verdict: The blamed agent with the evidence, in words.
-        reference: The reference answer; empty if there is none.
         tree: Address of the page of the question's tree; empty if it is not written.
     """
 
@@ -52,7 +49,6 @@ class LogOverview:
         plans: The plans, in which a sample without an outcome has ``correct`` None; read once.
 
     Attributes:
-        agents: The names of the agents.
         blames: The probable first errors of the failed samples.
         labeled: Number of samples with an outcome.
     """

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from mas_gym.internal.text import by_cause
 from mas_gym.internal.whole_files import write_file
 from search.pages.templates import render
 from search.pages.tree_page import write_tree_page
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
 from search.report.log_report import Failure
-from search.report.report_data import MOST_BLAMED, NOT_KNOWN, SettingReport, read_reports
+from search.report.report_data import SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
 from search.report.store_pages import regrade_tables
 from search.results.intervals import wilson
 from search.results.outcomes import Outcome
 from search.results.plots import save_figure
-from search.results.table_formats import TextTable, text_tables
+from search.results.table_formats import TextTable, failure_tables, text_tables
 
 if TYPE_CHECKING:
     from search import Store
@@ -52,10 +51,8 @@ def write_report(
 
     Raises:
         DataError: The log contains no canary request.
-        UnknownNameError: As for `read_reports`.
-        ConfigError: As for `read_reports`.
         MissingDependencyError: matplotlib is not installed.
-        StoreError: As for `read_reports`.
+        MASGymError: As for `read_reports`.
     """
     sections = [] if service_log is None else [_Section([canary_panel(service_log)])]
     reports = [] if store is None else read_reports(store, runs, baseline, prices)
@@ -98,11 +95,8 @@ class _Section(NamedTuple):
 def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
     found = report.comparison
     more = [table for label, log in report.logs.items() for table in log.tables(label)]
-    more += [_blame_table(report)] if report.blamed else []
     more += _stop_table(found.outcomes) + regrade_tables(report.regraded)
-    failures = [(row.label, reason, str(n)) for row in found.rows for reason, n in by_cause(row.failures)]
-    if failures:
-        more.append(TextTable(("Search", "Reason", "Number"), failures, "Failed searches"))
+    more += failure_tables(found.rows)
     shown = [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()]
     return _Section(text_tables(found.rows, found.title, found.baseline), shown, more)
 
@@ -156,16 +150,3 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[TextTable]:
     )
     head = ("Search", "Settled early", "Searches", "Right, %", "Expected, %", "TOK")
     return [TextTable(head, lines, "Stop rules", note)]
-
-
-def _blame_table(report: SettingReport) -> TextTable:
-    blamed = set().union(*report.blamed.values())
-    spoke = dict.fromkeys(name for label in report.blamed for name in report.agents[label])
-    names = [*(name for name in spoke if name in blamed), NOT_KNOWN]
-    lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
-    note = (
-        f"Failed samples of each run's first {MOST_BLAMED:,} searches by the agent that probably made the first error, "
-        "from the outcomes of the question's other samples and from stored values. To list the messages, run mas-gym "
-        "blame."
-    )
-    return TextTable(("Search", *names), lines, "Blamed agents", note)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
 from search.compare import Comparison
-from search.compare.blame import Blame, blame_failures
 from search.compare.reliability import Bin, tree_states, value_bins
 from search.prices import Prices
 from search.report.log_report import LogOverview
@@ -23,11 +20,7 @@ if TYPE_CHECKING:
     from search.store.stored_grades import Regraded
 
 
-NOT_KNOWN = "not known"
-"""The key of failed samples for which no agent is named."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class SettingReport:
     """The report data of one setting's runs.
 
@@ -35,7 +28,6 @@ class SettingReport:
         setting: The runs.
         comparison: Comparison table of the runs.
         calibration: Calibration bins by the agent that wrote the last message, for each row that has critic values.
-        blamed: Number of failed samples by blamed agent, or `NOT_KNOWN`, for each row with a blamed agent.
         agents: Names of the agents, for each row.
         regraded: The regraded runs, by grading.
         logs: The contents of the imported runs, for each row.
@@ -43,11 +35,10 @@ class SettingReport:
 
     setting: Setting
     comparison: Comparison
-    calibration: dict[str, dict[int, list[Bin]]] = field(default_factory=dict)
-    blamed: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    regraded: tuple[Regraded, ...] = ()
-    logs: Mapping[str, LogOverview] = field(default_factory=dict)
+    calibration: Mapping[str, Mapping[int, list[Bin]]]
+    agents: Mapping[str, tuple[str, ...]]
+    regraded: tuple[Regraded, ...]
+    logs: Mapping[str, LogOverview]
 
 
 def read_reports(
@@ -77,30 +68,19 @@ def read_reports(
     return reports
 
 
-MOST_BLAMED = 100
-"""Searches per run in which failed samples are blamed: trees are read slowly."""
-
-
 def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) -> SettingReport:
     outcomes: list[Outcome] = []
     scored: dict[str, list[str]] = {}
-    blamed: dict[str, Counter[str]] = {}
     agents: dict[str, tuple[str, ...]] = {}
     logs: dict[str, LogOverview] = {}
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
-        first = len(outcomes)
         outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
         if store.has_values(run.run):
             scored.setdefault(label, []).append(run.run)
-        blames: Sequence[Blame] = ()
         if is_recorded(run.config):
             logs[label] = LogOverview(agents[label], store.plans(run.run))
-        elif any(one.candidates > 1 for one in outcomes[first:]):
-            blames = blame_failures(islice(store.plans(run.run), MOST_BLAMED))
-        places = [one.agent() for one in blames]
-        blamed.setdefault(label, Counter()).update(NOT_KNOWN if i is None else agents[label][i] for i in places)
     bins = {
         label: value_bins(
             state for run in runs for _, document in store.documents(run) for state in tree_states(document)
@@ -112,7 +92,6 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         setting,
         table_of(store.path, setting, outcomes, baseline if known else ""),
         {label: found for label, found in bins.items() if found},
-        {label: counts for label, counts in blamed.items() if counts.keys() - {NOT_KNOWN}},
         agents,
         tuple(line for run in setting.runs for line in store.regraded(run.run)),
         logs,

@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from search.compare.reliability import Bin
+from search.report.report_data import SettingReport
 from search.results.intervals import wilson
 from search.results.outcomes import Outcome
 from search.results.plots import (
@@ -27,14 +28,11 @@ from search.results.plots import (
     plot_text,
     tradeoff_figure,
 )
-from search.results.summary import ResultRow, anytime_curve
+from search.results.summary import CurvePoint, ResultRow, anytime_curve
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
-
-    from search.results.summary import CurvePoint
-from search.report.report_data import SettingReport
 
 _RANKS = (1, 2, 3, 5, 8, 10)
 

@@ -6,12 +6,8 @@ import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mas_gym.errors import need
-
-if TYPE_CHECKING:
-    pass
 from search.report.report_data import SettingReport
 from search.report.report_figures import figures_of
 

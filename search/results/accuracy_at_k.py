@@ -37,7 +37,6 @@ class SelectionPoint(NamedTuple):
     """The accuracy of a rule with ``k`` samples per question.
 
     Attributes:
-        k: Samples drawn per question.
         accuracy: Mean over the questions.
         interval: Its 95% interval over questions; the mean over draws is exact.
         bounded: Share of questions with fewer than ``k`` samples; all their samples are drawn.
@@ -56,7 +55,6 @@ class SelectionCurve:
     """The accuracy of one rule against the number of samples.
 
     Attributes:
-        rule: ``"any"``, ``"majority"`` or ``"best"``.
         critic: The critic that scored the samples; ``""`` if there is none.
         points: One point per ``k``, in ascending order.
         shares: For each ``k``, the probability of a correct selection, by problem.

@@ -44,8 +44,6 @@ class Difference(NamedTuple):
 
     Attributes:
         mean: Mean of ``a - b`` over the problems, in ``[-1, 1]``.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
         problems: Number of problems that both sides have.
     """
 
@@ -80,11 +78,7 @@ def accuracy_interval(shares: Sequence[float] | NDArray[np.float64], searches: i
 def wilson(correct: ArrayLike) -> Interval:
     """Return the score interval of Wilson (1927, JASA 22:209) for an accuracy with one search per problem.
 
-    Args:
-        correct: Whether each problem was solved.
-
-    Returns:
-        The interval; ``(0, 1)`` if there are no problems.
+    The interval is ``(0, 1)`` if there are no problems.
     """
     values = _bounded(correct, 0.0, 1.0)
     if not (size := values.size):
@@ -110,7 +104,7 @@ def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
         high: Largest possible value.
 
     Returns:
-        The interval, within the range; the range itself for fewer than two problems.
+        The interval; the whole range for fewer than two problems.
     """
     found = _bounded(values, low, high)
     widened = np.concatenate([found, [low, high]])
@@ -154,16 +148,11 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Differe
     Raises:
         ConfigError: The two sides have no problem in common.
     """
-    common = _common(a, b)
-    gaps = [a[key] - b[key] for key in common]
-    return Difference(math.fsum(gaps) / len(gaps), *mean_interval(gaps, -1.0, 1.0), len(common))
-
-
-def _common(*sides: Mapping[str, float]) -> list[str]:
-    common = sorted(set.intersection(*(set(side) for side in sides)))
+    common = sorted(a.keys() & b.keys())
     if not common:
         raise ConfigError("expected results on the same problems, got none in common; run all on one task and split")
-    return common
+    gaps = [a[key] - b[key] for key in common]
+    return Difference(math.fsum(gaps) / len(gaps), *mean_interval(gaps, -1.0, 1.0), len(common))
 
 
 def bootstrap(problems: int, statistic: Callable[[Counts], ArrayLike], *, resamples: int = 10_000) -> Interval:
@@ -183,53 +172,10 @@ def bootstrap(problems: int, statistic: Callable[[Counts], ArrayLike], *, resamp
     return Interval(float(low), float(high))
 
 
-def nested_bootstrap(
-    a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]], *, resamples: int = 10_000, seed: int = 0
-) -> Difference:
-    """Return the difference of two accuracies with a bootstrap interval over problems and training runs.
-
-    Each side is measured with several training runs of its critic. Problems are drawn with replacement, the same for
-    both sides. Training runs are drawn with replacement separately on each side, so the interval also covers the
-    variation between them. With ``k`` training runs, that part is too narrow by a factor of about
-    ``sqrt((k - 1) / k)``, as in any bootstrap of few values.
-
-    Args:
-        a: One mapping per training run, from problem id to the share of correct searches. A side without training,
-            such as policy likelihood, has one mapping.
-        b: The same for the other side; only problems that every mapping has are compared.
-        resamples: Bootstrap samples.
-        seed: Seed for drawing the training runs.
-
-    Raises:
-        ConfigError: A side has no training run, or the sides have no problem in common.
-    """
-    if not a or not b:
-        raise ConfigError(f"expected at least one training run on each side, got {len(a)} and {len(b)}")
-    common = _common(*a, *b)
-    sides = [np.array([[one[key] for key in common] for one in side], dtype=np.float64) for side in (a, b)]
-    rng = np.random.default_rng([seed, 1])
-
-    def statistic(counts: Counts) -> NDArray[np.float64]:
-        first, second = (_drawn_trainings(counts @ side.T / len(common), rng) for side in sides)
-        return first - second
-
-    interval = bootstrap(len(common), statistic, resamples=resamples)
-    return Difference(float(sides[0].mean() - sides[1].mean()), *interval, len(common))
-
-
-def _drawn_trainings(means: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return the mean over resampled training runs, from means of shape (resamples, training runs)."""
-    count = means.shape[1]
-    weights = rng.multinomial(count, np.full(count, 1 / count), size=means.shape[0]) / count
-    averages: NDArray[np.float64] = (weights * means).sum(axis=1)
-    return averages
-
-
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and sample standard deviation (``n - 1``), as in the paper's Table 1 over its seeds.
 
-    Returns:
-        Mean and standard deviation; the latter is None for fewer than two values, and the mean is NaN for no values.
+    The deviation is None for fewer than two values; the mean is NaN for no values.
     """
     if not values:
         return math.nan, None

@@ -14,8 +14,6 @@ class Outcome(NamedTuple):
     Attributes:
         planner: Spec of the search method, such as ``"mcts:10,3"``.
         critic: Name of the critic, ``""`` for none.
-        seed: Run seed.
-        problem_id: The problem.
         correct: Whether the chosen answer is right (Hit@1); None if that is not known, as in logs without outcomes.
         hit_rank: Rank, from 1, of the first right terminal candidate; None if none was right.
         candidates: Number of ranked terminal candidates.
@@ -32,10 +30,8 @@ class Outcome(NamedTuple):
         usd: Cost in USD; None without prices.
         unrecorded: Messages requested beyond those of a recorded run.
         stopped: Reason for stopping early, as in `Plan.stopped`; None if the search did not stop early.
-        tags: The usage of each tag, as in `Usage.tags`.
         cut: Whether a prompt was cut to fit the context window.
         reasoning_only: Messages without text, as in `Usage.reasoning_only`.
-        answer: The chosen answer.
     """
 
     planner: str

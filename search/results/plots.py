@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-Marker: TypeAlias = str | tuple[int, int, int]
-
 
 # The color-blind safe palette of Okabe and Ito (2008), darkest contrast first.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
-_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "D", "P", "v", "X", "p", "h", "d")
+_MARKERS = ("o", "s", "^", "D", "P", "v", "X", "p", "h", "d")
 """Filled markers of similar size; similar ones are far apart. The first is for rows without a critic."""
 INK, FAINT, PAPER, NO_CRITIC = "#22262b", "#d9dde2", "#ffffff", "#5a626c"
 WIDTH, HEIGHT = 4.8, 3.6
@@ -141,17 +139,18 @@ def figure_class() -> type[Figure]:
     return found
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure; return the path.
-
-    Raises:
-        ConfigError: The path's suffix is not a known format.
-    """
-    kinds = figure.canvas.get_supported_filetypes()
+def check_figure_path(path: Path) -> None:
+    """Raise `ConfigError` if matplotlib cannot write a file with this suffix."""
+    kinds = figure_class()().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
         raise ConfigError(
-            f"{path}: expected a name that ends in one of {', '.join(sorted(kinds))}; try {path.stem}.png"
+            f"plot {path}: expected a name that ends in one of {', '.join(sorted(kinds))}; try {path.stem}.png"
         )
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure; return the path. Raises `ConfigError` for an unknown suffix."""
+    check_figure_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         figure.savefig(part)
@@ -159,7 +158,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
 
 def _draw_row(
-    figure: Figure, axes: Axes, row: ResultRow, point: tuple[float, float], shift: float, color: str, marker: Marker
+    figure: Figure, axes: Axes, row: ResultRow, point: tuple[float, float], shift: float, color: str, marker: str
 ) -> None:
     from matplotlib.transforms import ScaledTranslation
 
@@ -246,7 +245,7 @@ def _line_notes(dotted: bool, curves: bool, marked: bool) -> str:
     return "; ".join(said)
 
 
-def _critic_handles(critics: Mapping[str, Marker]) -> list[Artist]:
+def _critic_handles(critics: Mapping[str, str]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     look: dict[str, Any] = {"linestyle": "none", "color": INK, "markeredgecolor": PAPER, "markersize": 7}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mas_gym.errors import ConfigError
-from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.graph import MAS
 from search.usage import Usage
 
@@ -64,10 +64,14 @@ class RunInfo:
         return Usage(**self.facts.get("spent", {}))
 
     @property
+    def critic(self) -> str:
+        """The name of the critic, ``""`` for none."""
+        return str(self.config["critic"]["name"]) if self.config["critic"] else ""
+
+    @property
     def label(self) -> str:
         """Short label with planner, critic and seed."""
-        critic = self.config["critic"]["name"] if self.config["critic"] else ""
-        return f"{self.facts['planner']}{' + ' + critic if critic else ''}, seed {self.config['seed']}"
+        return f"{self.facts['planner']}{' + ' + self.critic if self.critic else ''}, seed {self.config['seed']}"
 
 
 @dataclass(frozen=True)
@@ -111,19 +115,12 @@ def _title(run: RunInfo) -> str:
 def _labels(runs: Sequence[RunInfo]) -> list[tuple[str, str]]:
     """Return the planner and critic of each run, with part of a digest if different rows would have the same name."""
     keys = [json.dumps([run.config["planner"], run.config["critic"]], sort_keys=True) for run in runs]
-    names = {key: (_name(run, "planner"), _name(run, "critic")) for key, run in zip(keys, runs, strict=True)}
+    names = {key: (str(run.facts["planner"]), run.critic) for key, run in zip(keys, runs, strict=True)}
     marks = {key: run.run[:6] for key, run in zip(reversed(keys), reversed(runs), strict=True)}
     common = Counter(names.values())
     return [
         names[key] if common[names[key]] == 1 else (f"{names[key][0]} [{marks[key]}]", names[key][1]) for key in keys
     ]
-
-
-def _name(run: RunInfo, part: str) -> str:
-    if part == "planner":
-        return str(run.facts["planner"])
-    critic: JSONObject | None = run.config["critic"]
-    return str(critic["name"]) if critic else ""
 
 
 def one_setting(runs: Iterable[RunInfo]) -> Setting:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
+import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.internal.json_types import JSONMapping
+from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import one_line
-from search.results import plots, table_formats
+from search.pages.templates import render
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome
-from search.results.summary import ResultRow, find_row, hit_differences
+from search.results.plots import save_tradeoff
+from search.results.summary import SCHEMA, ResultRow, find_row, hit_differences
+from search.results.table_formats import ARM_TITLE, best_hit, latex_table, markdown_document, report, text_tables
 
 if TYPE_CHECKING:
     import pandas
@@ -41,6 +47,12 @@ class CalibratedSize(NamedTuple):
     size: int
     spent: float
     problems: int
+
+    def __str__(self) -> str:
+        """Return one line: the label, the size and the cost."""
+        size = f"{self.setting}={self.size}" if self.setting else "no size to change"
+        spent = f"{self.spent:,.1f}" if self.spent >= 1 or not self.spent else f"{self.spent:.3g}"
+        return f"{one_line(self.label)}: {size}, {spent} per problem in calibration"
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,19 +89,47 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """Return the table and the paired differences as GitHub Markdown."""
-        return table_formats.markdown_document(self.rows, self.title, self.baseline)
+        return markdown_document(text_tables(self.rows, self.title, self.baseline))
 
     def to_latex(self) -> str:
         """Return the table and the paired differences in LaTeX, with labels, for the package booktabs."""
-        return table_formats.to_latex(self.rows, self.title, self.baseline)
+        first, *more = text_tables(self.rows, self.title, self.baseline)
+        hit, best = first.head.index("Hit@1"), best_hit(self.rows)
+        bold = [(place, hit) for place, row in enumerate(self.rows) if row.hits[1].mean == best]
+        label = re.sub(r"\W+", "-", self.title.casefold(), flags=re.ASCII).strip("-") or "results"
+        parts = [latex_table(first, label, bold)]
+        parts += [latex_table(one, f"{label}-{'arms' if one.title == ARM_TITLE else 'differences'}") for one in more]
+        return "\n".join(parts)
 
     def to_csv(self) -> str:
         """Return the table as CSV with a header; shares are in ``[0, 1]``."""
-        return table_formats.to_csv(self.rows)
+        flat = [row.to_dict() for row in self.rows]
+        for line in flat:
+            line["seeds"] = " ".join(map(str, line["seeds"]))
+            line["failures"] = json.dumps(line["failures"])
+            if any(row.arms for row in self.rows):
+                line["arms"] = json.dumps(line.get("arms", []))
+        out = io.StringIO()
+        if flat:
+            # Rows have rare columns, such as ``cut``, only if they need them.
+            names = dict.fromkeys(name for line in sorted(flat, key=len, reverse=True) for name in line)
+            writer = csv.DictWriter(out, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(flat)
+        return out.getvalue()
 
     def to_json(self) -> str:
-        """Return rows, per-problem shares, differences and facts as one JSON document."""
-        return table_formats.to_json(self.rows, self.meta, self.baseline)
+        """Return rows, per-problem shares, differences and facts as one JSON document of schema `SCHEMA`."""
+        document = {
+            "schema": SCHEMA,
+            "meta": dict(self.meta),
+            "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in self.rows],
+            "differences": [
+                {"of": a.label, "to": b.label, **gap._asdict(), "verdict": gap.verdict}
+                for a, b, gap in (hit_differences(self.rows, self.baseline) if self.rows else ())
+            ],
+        }
+        return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with one line per row, its difference from the baseline and the interval.
@@ -117,11 +157,11 @@ class Comparison:
             ConfigError: The file suffix is not a known format, or no search has ended.
             MissingDependencyError: matplotlib is not installed.
         """
-        return plots.save_tradeoff(self.rows, Path(path), self.title)
+        return save_tradeoff(self.rows, Path(path), self.title)
 
     def show(self, width: int = _WIDTH) -> object:
         """Return the whole result as a rich renderable."""
-        return table_formats.report(self.rows, self.title, width, self.baseline)
+        return report(self.rows, self.title, width, self.baseline)
 
     def __str__(self) -> str:
         """Return what ``print`` shows."""
@@ -133,10 +173,7 @@ class Comparison:
         lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
         if self.calibrated:
             lines.append(calibrated_on(self.calibrated[0].problems))
-        for part in self.calibrated:
-            size = f"{part.setting}={part.size}" if part.setting else "no size to change"
-            lines.append(f"{one_line(part.label)}: {size}, {spent_text(part.spent)} per problem in calibration")
-        return "\n".join(lines)
+        return "\n".join([*lines, *map(str, self.calibrated)])
 
     def __repr__(self) -> str:
         """Return one line: each row's label and Hit@1."""
@@ -144,12 +181,11 @@ class Comparison:
         return f"<Comparison of {len(self.rows)} rows: {rows}>"
 
     def _repr_html_(self) -> str:
-        return table_formats.to_html(self.rows, self.title, self.baseline)
+        return render("tables.html", tables=text_tables(self.rows, self.title, self.baseline))
 
 
-def spent_text(spent: float) -> str:
-    """Return a cost per problem with one decimal place, or with three significant digits if it is below 1."""
-    return f"{spent:,.1f}" if spent >= 1 or not spent else f"{spent:.3g}"
+def _finite(flat: JSONObject) -> JSONObject:
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in flat.items()}
 
 
 def calibrated_on(problems: int) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -43,7 +43,7 @@ from search.service.chat_format import (
     usage_document,
 )
 from search.service.search_pool import Asked, PoolFullError, SearchPool, Service
-from search.service.telemetry import Families, family, prometheus_text
+from search.service.telemetry import Families, family
 from search.service.waiting_connections import WaitingLimits
 
 if TYPE_CHECKING:
@@ -96,32 +96,14 @@ def make_app(
     app.add_api_route("/v1/models", front.models, methods=["GET"])
     app.add_api_route("/health", front.health, methods=["GET"])
     app.add_api_route("/metrics", front.metrics, methods=["GET"])
+    app.add_exception_handler(ApiError, front.refused)
     app.add_exception_handler(HTTPException, _http_error)
-    if key is None:
-        app.add_middleware(_LocalOnly)
-    else:
-        app.add_middleware(_KeyRequired, front=front)
+    app.add_middleware(_Guard, front=front)
     return app
 
 
-class _LocalOnly:
-    """Middleware that rejects requests from web pages of other origins, and requests to another host name."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            fault = foreign(headers.get("host"), headers.get("origin"))
-            if fault is not None:
-                app = _refusal(ApiError(403, fault, kind="permission_error"))
-        await app(scope, receive, send)
-
-
-class _KeyRequired:
-    """Middleware that rejects requests without the service's key.
+class _Guard:
+    """Middleware that rejects requests without the service's key or, if it has none, from pages of other sites.
 
     `/health` needs no key, but reports only liveness without it.
     """
@@ -130,10 +112,15 @@ class _KeyRequired:
         self._app, self._front = app, front
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, front = self._app, self._front
-        if scope["type"] == "http" and scope["path"] != "/health" and not front.authorised(Headers(scope=scope)):
-            text = "expected this service's API key as a bearer token"
-            app = front.refused(ApiError(401, text, kind="authentication_error"))
+        app: ASGIApp = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if self._front.key is None:
+                if (fault := foreign(headers.get("host"), headers.get("origin"))) is not None:
+                    app = self._front.reply(ApiError(403, fault, kind="permission_error"))
+            elif scope["path"] != "/health" and not self._front.authorised(headers):
+                text = "expected this service's API key as a bearer token"
+                app = self._front.reply(ApiError(401, text, kind="authentication_error"))
         await app(scope, receive, send)
 
 
@@ -161,15 +148,17 @@ class _Front:
             running.future.cancel()
 
     async def health(self, request: Request) -> Response:
-        load = {"active": self.pool.active, "waiting": self.pool.waiting} if self.authorised(request.headers) else {}
-        return _json({"status": "ok"} | load)
+        return _json({"status": "ok"} | (self._load() if self.authorised(request.headers) else {}))
+
+    def _load(self) -> dict[str, int]:
+        return {"active": self.pool.scheduler.active, "waiting": self.pool.scheduler.waiting}
 
     async def models(self) -> Response:
         entry = {"id": self.model, "object": "model", "created": self.started, "owned_by": "mas-gym"}
         return _json({"object": "list", "data": [entry]})
 
     async def metrics(self) -> Response:
-        return Response(prometheus_text(self._registry), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
     def _families(self) -> Iterator[Metric]:
         answers = {(str(status),): float(n) for status, n in sorted(self.answers.items())}
@@ -182,21 +171,18 @@ class _Front:
         if self.pool.canary is not None:
             checked = {(outcome,): float(number) for outcome, number in self.pool.canary.counts.items()}
             yield family("counter", "canary_searches", checked, ("outcome",))
-        for name, value in (("active", self.pool.active), ("waiting", self.pool.waiting)):
+        for name, value in self._load().items():
             yield family("gauge", f"{name}_searches", {(): value})
 
     async def chat(self, request: Request) -> Response:
-        try:
-            asked = parse_chat(await self._body(request), self.model)
-            check_question(asked.question, self.max_question)
-            changed = asyncio.Event()
-            running = self._submit(asked, changed, read_limits(request.headers.get("x-mas-budget")))
-            if asked.stream:
-                return StreamingResponse(self._stream(asked, running, changed), media_type="text/event-stream")
-            plan = await self._whole(request, running)
-        except ApiError as error:
-            return self.refused(error)
-        self._count(plan, 200)
+        asked = parse_chat(await self._body(request), self.model)
+        check_question(asked.question, self.max_question)
+        changed = asyncio.Event()
+        running = self._submit(asked, changed, read_limits(request.headers.get("x-mas-budget")))
+        if asked.stream:
+            return StreamingResponse(self._stream(asked, running, changed), media_type="text/event-stream")
+        plan = await self._whole(request, running)
+        self._count(plan)
         return _json(completion_document(plan, asked, self.model, self._read))
 
     def _submit(self, asked: ChatRequest, changed: asyncio.Event, limits: Budget | None) -> Asked:
@@ -305,7 +291,8 @@ class _Front:
                 step = running.step
                 if changed.is_set() and step is not None:
                     changed.clear()
-                    line = f"{step.agent}: {step.agent_calls} agent calls, {step.generated_tokens} tokens\n"
+                    agent, usage = step
+                    line = f"{agent}: {usage.agent_calls} agent calls, {usage.generated_tokens} tokens\n"
                     yield sse(chunk(ident, self.model, {"reasoning_content": line}))
                 elif not search.done():
                     yield ": still searching\n\n"
@@ -318,7 +305,7 @@ class _Front:
                 self.answers[error.status] += 1
                 yield sse(error.body())
                 return
-            self._count(plan, 200)
+            self._count(plan)
             for index, candidate in enumerate(plan.candidates[: asked.n]):
                 yield sse(chunk(ident, self.model, {"content": self._read(candidate.text)}, index))
                 yield sse(chunk(ident, self.model, {}, index, finish_reason="stop"))
@@ -331,24 +318,25 @@ class _Front:
             self._close(running)
             search.cancel()
 
-    def _count(self, plan: Plan, status: int) -> None:
-        self.answers[status] += 1
+    def _count(self, plan: Plan) -> None:
+        self.answers[200] += 1
         self.counts["agent_calls"] += plan.usage.agent_calls
         self.counts["generated_tokens"] += plan.usage.generated_tokens
         self.counts["reward_calls"] += plan.usage.reward_calls
         self.counts["stopped_searches"] += plan.stopped is not None
 
-    def refused(self, error: ApiError) -> Response:
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """Answer a request that raised `ApiError`."""
+        assert isinstance(error, ApiError)
+        return self.reply(error)
+
+    def reply(self, error: ApiError) -> Response:
         """Count a rejected request and return the error response."""
         self.answers[error.status] += 1
-        return _refusal(error)
-
-
-def _refusal(error: ApiError) -> Response:
-    headers = {"retry-after": str(error.retry_after)} if error.retry_after else {}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return _json(error.body(), error.status, headers)
+        headers = {"retry-after": str(error.retry_after)} if error.retry_after else {}
+        if error.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return _json(error.body(), error.status, headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

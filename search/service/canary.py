@@ -58,11 +58,6 @@ class Canary:
 def make_canary(share: float, planner: Planner, critic: Critic | None) -> Canary | None:
     """Return the canary of a service; None if the share is 0.
 
-    Args:
-        share: The share of the requests to search again, from 0 to 1.
-        planner: The planner of the service.
-        critic: The critic of the service.
-
     Raises:
         ConfigError: The share is not a number from 0 to 1, or the planner never stops early.
     """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
@@ -76,8 +76,6 @@ class StreamOptions(BaseModel):
 
 class ChatRequest(BaseModel):
     """A chat request; other fields are ignored if they do not change the answer, and rejected otherwise."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: str
     messages: list[ChatTurn] = Field(min_length=1)
@@ -165,15 +163,7 @@ def read_limits(header: str | None) -> Budget | None:
 
 
 def check_question(question: str, limit: int | None) -> None:
-    """Reject a question that is too long, before tokenization.
-
-    Args:
-        question: The question.
-        limit: Maximum number of UTF-8 bytes; None for no limit.
-
-    Raises:
-        ApiError: 413.
-    """
+    """Raise `ApiError` 413 for a question of more than ``limit`` UTF-8 bytes, before tokenization."""
     size = len(question.encode("utf-8", "replace"))
     if limit is not None and size > limit:
         message = f"expected a question of at most {limit:,} bytes, got {size:,}; shorten it"
@@ -191,16 +181,10 @@ def usage_document(plan: Plan) -> JSONObject:
     }
 
 
-def completion_document(
-    plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str] = lambda text: text
-) -> JSONObject:
+def completion_document(plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str]) -> JSONObject:
     """Return a complete reply: the best candidates as choices, and statistics of the search under ``mas_gym``.
 
-    Args:
-        plan: The plan.
-        asked: The request.
-        model: The model's name.
-        read: Returns the answer in a candidate's text (`mas_gym.MAS.final_text`).
+    ``read`` returns the answer in a candidate's text (`mas_gym.MAS.final_text`).
     """
     best = plan.candidates[: asked.n]
     choices = [

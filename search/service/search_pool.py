@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from queue import Full, Queue
-from typing import NamedTuple
 
 from mas_gym.tasks import Problem
 from mas_gym.tasks.base import Grader, Kind
@@ -51,7 +50,6 @@ class Service:
 
     Attributes:
         spec: The settings of the searches; it has no problems, and clients may set sampling, seed and a lower budget.
-        kind: Kind of answer.
         queue: Maximum number of waiting searches.
         grader: Grades the answers after they are sent; None for no grading.
         references: The problems for which answers are graded; None grades every answer, without a reference.
@@ -124,32 +122,23 @@ class _Grades:
         self._jobs.put(None)
 
 
-class SearchStep(NamedTuple):
-    """The progress of a search: the agent of its latest message and its cost so far."""
-
-    agent: str
-    agent_calls: int
-    generated_tokens: int
-
-
 class Asked:
     """A search that answers a request.
 
     Attributes:
-        question: The question.
-        step: The latest progress; None before the first message.
+        step: The agent of the latest message and the usage so far; None before the first message.
         future: The finished search; cancelling it drops the search.
     """
 
-    def __init__(self, question: str, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
         """Start without progress; ``changed`` is called on another thread after each message."""
-        self.question, self._changed = question, changed
-        self.step: SearchStep | None = None
+        self._changed = changed
+        self.step: tuple[str, Usage] | None = None
         self.future: Future[Searched]
 
     def advance(self, agent: str, usage: Usage) -> None:
         """Record a message."""
-        self.step = SearchStep(agent, usage.agent_calls, usage.generated_tokens)
+        self.step = agent, usage
         self._changed()
 
 
@@ -165,21 +154,11 @@ class SearchPool:
         self.canary = make_canary(service.canary, service.spec.planner, self.setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
-        self._scheduler = Scheduler(self.setup)
+        self.scheduler = Scheduler(self.setup)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mas-gym-service", daemon=True)
         self._thread.start()
         self._open: set[Future[Searched]] = set()
-
-    @property
-    def active(self) -> int:
-        """Number of searches in progress."""
-        return self._scheduler.active
-
-    @property
-    def waiting(self) -> int:
-        """Number of searches that have not started."""
-        return self._scheduler.waiting
 
     def submit(
         self,
@@ -196,7 +175,7 @@ class SearchPool:
             seed: Together with the question, determines the answer, as far as the engine is deterministic.
             sampling: How the agents sample.
             changed: Called on another thread after each message.
-            budget: Limits of this search, in addition to those of the service.
+            budget: Limits in addition to those of the service.
 
         Raises:
             PoolFullError: The queue is full.
@@ -209,7 +188,7 @@ class SearchPool:
         changes: dict[str, object] = {"seed": seed, "sampling": sampling}
         if budget is not None:
             changes["budget"] = self.setup.budget.tightened(budget)
-        asked = Asked(question, changed)
+        asked = Asked(changed)
         asked.future = self._start(problem, self._ended, asked.advance, **changes)
         if self.canary is not None and self.canary.chosen(question, seed):
             check = partial(self._search_in_full, self.canary, problem, seed, sampling)
@@ -224,7 +203,7 @@ class SearchPool:
         **changes: object,
     ) -> Future[Searched]:
         """Search a problem on the scheduler's thread."""
-        search = self._scheduler.search(problem, on_message, **changes)
+        search = self.scheduler.search(problem, on_message, **changes)
         future = asyncio.run_coroutine_threadsafe(search, self._loop)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
@@ -240,7 +219,7 @@ class SearchPool:
         plan = future.result().plan
         if plan.stopped is None:
             canary.add("unstopped")
-        elif self._scheduler.closed or len(self._open) >= self.setup.concurrency:
+        elif self.scheduler.closed or len(self._open) >= self.setup.concurrency:
             canary.add("dropped", stopped=plan.stopped)
         else:
             self._start(problem, partial(canary.compare, plan), seed=seed, sampling=sampling, planner=canary.planner)
@@ -257,10 +236,10 @@ class SearchPool:
         """Cancel every search and wait for the scheduler's thread."""
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self._scheduler.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.scheduler.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         if self.grades is not None:
             self.grades.close()
-        self._journal.close(self._scheduler.usage, self._scheduler.calls, self._scheduler.stopped)
+        self._journal.close(self.scheduler.usage, self.scheduler.calls, self.scheduler.stopped)

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError, need
+from mas_gym.errors import ConfigError, need
 from mas_gym.internal.json_types import JSONObject
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
-    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
     from search.progress import Progress
@@ -28,6 +26,7 @@ SCHEMA = 1
 ProgressListener = Callable[[str, int, "Progress"], None]
 """Called with a run's name, its seed and its latest snapshot."""
 
+_OTLP = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _LOGGERS = ("search", "mas_gym")
 _USAGE = ("agent_calls", "generated_tokens", "prompt_tokens", "cached_tokens", "reward_calls")
 
@@ -79,7 +78,7 @@ def metrics(port: int | None) -> Iterator[ProgressListener]:
     if port is None:
         yield lambda run, seed, progress: None
         return
-    client = require_prometheus()
+    client = need("prometheus_client", "counting metrics", "metrics")
     runs: dict[tuple[str, str], Progress] = {}
     registry = client.CollectorRegistry()
     registry.register(Families(lambda: _run_families(dict(runs))))
@@ -122,7 +121,7 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         exporter: SpanExporter
         if target == "otlp":
-            exporter = _otlp()
+            exporter = need(_OTLP, "--traces otlp", "telemetry").OTLPSpanExporter()
         else:
             file = stack.enter_context(open(target, "a", encoding="utf-8"))
             exporter = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")
@@ -131,21 +130,6 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
         stack.callback(provider.shutdown)
         with trace(provider, content=content):
             yield
-
-
-def _otlp() -> SpanExporter:
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"--traces otlp needs the OTLP exporter ({error}); install it with: pip install 'mas-gym[telemetry]'"
-        ) from error
-    return OTLPSpanExporter()
-
-
-def require_prometheus() -> ModuleType:
-    """Return the module prometheus_client. Raises `MissingDependencyError`."""
-    return need("prometheus_client", "counting metrics", "metrics")
 
 
 class Families:
@@ -159,16 +143,7 @@ class Families:
         return self._families()
 
 
-def prometheus_text(registry: CollectorRegistry) -> bytes:
-    """Return the metrics in Prometheus' text format."""
-    written: bytes = require_prometheus().generate_latest(registry)
-    return written
-
-
-LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
-
-
-def family(kind: str, name: str, values: Mapping[LabelValues, float], labels: tuple[str, ...] = ()) -> Metric:
+def family(kind: str, name: str, values: Mapping[Any, float], labels: tuple[str, ...] = ()) -> Metric:
     """Return a ``"counter"`` or ``"gauge"`` called ``mas_gym_NAME`` with a value for each tuple of label values."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 

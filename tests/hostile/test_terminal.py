@@ -131,14 +131,14 @@ def test_eval_escapes_hostile_server_errors(tmp_path: Path) -> None:
 def test_eval_table_escapes_failures(store: Path) -> None:
     from search.results.outcomes import Outcome
     from search.results.summary import summarize
-    from search.results.table_formats import report
+    from search.results.table import Comparison
 
     reason = EVIL + "\nAnswer: forged" + "x" * 10_000
     outcome = Outcome(NAME, NAME, 0, NAME, False, None, 0, 1, 1, 0, reason, ())
     for width in (40, 100):
         out = io.StringIO()
         to = console._safe_console()(file=out, width=width, markup=False, emoji=False, highlight=False)
-        to.print(report(summarize([outcome]), NAME, width))
+        to.print(Comparison(tuple(summarize([outcome])), title=NAME).show(width))
         assert_clean(out.getvalue())
         assert "\\nAnswer:forged" in flat(out.getvalue()) and "morecharacters" in flat(out.getvalue())
 
