@@ -187,7 +187,7 @@ class Pages:
     def __init__(self, path: Path) -> None:
         """Store the path; nothing is read yet."""
         self._path = path
-        self._lock = threading.Lock()
+        self._lock, self._drawing = threading.Lock(), threading.Lock()
         self._stamp: object = None
         self._rows: list[StoredRow] = []
         self._faults: list[str] = []
@@ -205,19 +205,20 @@ class Pages:
         from search import open_store
         from search.report.store_pages import ListingQuery, index_page, problems_page
 
-        if place == "/":
+        if place in ("/", "/problems"):
+            # One request reads at a time; the others wait and use its result.
             with self._lock:
                 self._refresh()
-                drawn = find_spec("matplotlib") is not None
-                return index_page(self._path.name, self._rows, list(dict.fromkeys(self._faults)), drawn, self._regraded)
-        if place == "/problems":
+                if place == "/":
+                    drawn, faults = find_spec("matplotlib") is not None, list(dict.fromkeys(self._faults))
+                    return index_page(self._path.name, self._rows, faults, drawn, self._regraded)
+                first = self._row(query.get("a", ""))
+                second = next((row for row in self._rows if row.key == query.get("b") != first.key), None)
+                rows = tuple(self._with_outcomes(row) for row in (first, second) if row is not None)
             number = query.get("page", "0")
             page = int(number) if number.isdecimal() and len(number) < 9 else 0
-            first = self._row(query.get("a", ""))
-            second = next((row for row in self._rows if row.key == query.get("b") != first.key), None)
-            rows = [self._with_outcomes(row) for row in (first, second) if row is not None]
             shown, words = query.get("show", "all"), query.get("q", "").strip()
-            return problems_page(self._path.name, ListingQuery(tuple(rows), shown, words, page))
+            return problems_page(self._path.name, ListingQuery(rows, shown, words, page))
         if place.startswith("/tree/"):
             with open_store(self._path) as store:
                 return _tree(store, place.removeprefix("/tree/"), query.get("problem", ""))
@@ -233,21 +234,21 @@ class Pages:
         from search.report.report_figures import svg
         from search.results.plots import tradeoff_figure
 
-        first = self._row(key)
-        # matplotlib draws in one thread at a time.
         with self._lock:
+            self._refresh()
+            first = self._row(key)
             group = [row for row in self._rows if row.setting == first.setting]
-            drawn = tuple((row.key, row.result.searches) for row in group)
+        drawn = tuple((row.key, row.result.searches) for row in group)
+        # matplotlib draws in one thread at a time.
+        with self._drawing:
             if drawn not in self._plots:
                 self._plots[drawn] = svg(tradeoff_figure([row.result for row in group if row.result.drawable]))
             return self._plots[drawn]
 
     def _row(self, key: str) -> StoredRow:
-        with self._lock:
-            self._refresh()
-            for row in self._rows:
-                if row.key == key:
-                    return row
+        for row in self._rows:
+            if row.key == key:
+                return row
         raise ConfigError(f"expected a row of the index page, got {key[:80]!r}; start at /")
 
     def _with_outcomes(self, row: StoredRow) -> StoredRow:
@@ -269,7 +270,7 @@ class Pages:
         return self._whole[row.key]
 
     def _refresh(self) -> None:
-        """Read the index if the store has changed. The lock is held: other requests wait and use the result."""
+        """Read the index if the store has changed."""
         from search import open_store
 
         files = (self._path, Path(f"{self._path}-wal"))

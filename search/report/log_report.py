@@ -13,7 +13,7 @@ from search.results.table_formats import TextTable
 
 _DASH = "\N{EN DASH}"
 _INSTRUCTIVE = 10
-_LONGEST = 20_000
+LONGEST = 20_000
 
 
 class Said(NamedTuple):
@@ -34,9 +34,9 @@ class Failure(NamedTuple):
     """
 
     problem: str
-    question: str
     messages: tuple[Said, ...]
     verdict: str
+    question: str = ""
     reference: str = ""
     tree: str = ""
 
@@ -59,7 +59,6 @@ class LogOverview:
         self._samples, self._right, self._questions = 0, 0, 0
         self._calls, self._tokens = Counter[int](), Counter[int]()
         self._agreements: list[float] = []
-        self._asked: dict[str, str] = {}
         self.blames = blame_failures(self._counted(plans))
 
     def _counted(self, plans: Iterable[Plan]) -> Iterator[Plan]:
@@ -78,8 +77,6 @@ class LogOverview:
             answers = Counter(one.answer for one in plan.candidates)
             if len(plan.candidates) > 1:
                 self._agreements.append(max(answers.values()) / len(plan.candidates))
-            if any(one.correct is False for one in plan.candidates):
-                self._asked[plan.problem_id] = plan.tree.states[0].question
             yield plan
 
     def tables(self, label: str) -> list[TextTable]:
@@ -123,15 +120,15 @@ class LogOverview:
         return [self._failure(one) for one in list(best.values())[:_INSTRUCTIVE]]
 
     def _failure(self, one: Blame) -> Failure:
-        place, problem = one.agent(), one.sample.problem_id
+        place = one.agent()
         verdict = "not known"
         if place is not None:
             verdict = f"{self.agents[place]}, probability {one.confidence:.2f} ({one.evidence})"
         messages = tuple(
-            Said(self.agents[speaker], cut(text, _LONGEST), place is not None and turn == one.turn)
+            Said(self.agents[speaker], cut(text, LONGEST), place is not None and turn == one.turn)
             for turn, (speaker, text) in enumerate(zip(one.sample.speakers, one.texts, strict=True))
         )
-        return Failure(problem, cut(self._asked[problem], _LONGEST), messages, verdict)
+        return Failure(one.sample.problem_id, messages, verdict)
 
     def _missing(self, label: str, unlabeled: int, counted: bool, unknown: int) -> list[TextTable]:
         lines = []

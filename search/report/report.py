@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
+from mas_gym.internal.text import cut
 from mas_gym.internal.whole_files import write_file
 from search.pages.templates import render
 from search.pages.tree_page import write_tree_page
 from search.prices import Prices
 from search.report.canary_panel import canary_panel
-from search.report.log_report import Failure
+from search.report.log_report import LONGEST, Failure
 from search.report.report_data import SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
 from search.report.store_pages import regrade_tables
@@ -113,7 +114,8 @@ def _failures(store: Store | None, report: SettingReport, folder: Path) -> dict[
             lines = found.setdefault(label, [])
             page = folder / f"{runs[label][:8]}-{len(lines) + 1}.html"
             write_tree_page(plan, page, {"problem": problem.id, "planner": label}, problem.answer or None)
-            lines.append(one._replace(reference=problem.answer, tree=quote(f"{folder.name}/{page.name}")))
+            texts = {"question": cut(problem.question, LONGEST), "reference": problem.answer}
+            lines.append(one._replace(**texts, tree=quote(f"{folder.name}/{page.name}")))
     return found
 
 

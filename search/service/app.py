@@ -42,7 +42,7 @@ from search.service.chat_format import (
     sse,
     usage_document,
 )
-from search.service.search_pool import Asked, PoolFullError, SearchPool, Service
+from search.service.search_pool import Asked, SearchPool, Service
 from search.service.telemetry import Families, family
 from search.service.waiting_connections import WaitingLimits
 
@@ -196,10 +196,7 @@ class _Front:
         if self.stopping:
             raise _stopping()
         seed = self.seed if asked.seed is None else asked.seed
-        try:
-            running = self.pool.submit(asked.question, seed, asked.sampling(self.pool.setup.sampling), announce, limits)
-        except PoolFullError:
-            raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
+        running = self.pool.submit(asked.question, seed, asked.sampling(self.pool.setup.sampling), announce, limits)
         self._open.add(running)
         return running
 

@@ -26,6 +26,7 @@ from search.budget import Budget
 from search.engine.journal import Journal
 from search.engine.scheduler import Scheduler, Searched
 from search.service.canary import Canary, make_canary
+from search.service.chat_format import ApiError
 from search.setup import RunSpec, Sampling, make_setup
 from search.usage import Usage
 
@@ -38,10 +39,6 @@ _KNOWN = 10_000
 
 _UNGRADED = 1024
 _LOGGER = logging.getLogger("search")
-
-
-class PoolFullError(Exception):
-    """The queue is full."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +175,10 @@ class SearchPool:
             budget: Limits in addition to those of the service.
 
         Raises:
-            PoolFullError: The queue is full.
+            ApiError: 429; the queue is full.
         """
         if len(self._open) >= self.setup.concurrency + self.service.queue:
-            raise PoolFullError
+            raise ApiError(429, "too many searches are waiting; try again later", retry_after=1)
         kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
         problem = Problem(PROBLEM_ID, question, "", kind)
         sampling = sampling.for_system(self.setup.mas)
