@@ -114,8 +114,8 @@ def _failures(store: Store | None, report: SettingReport, folder: Path) -> dict[
             lines = found.setdefault(label, [])
             page = folder / f"{runs[label][:8]}-{len(lines) + 1}.html"
             write_tree_page(plan, page, {"problem": problem.id, "planner": label}, problem.answer or None)
-            texts = {"question": cut(problem.question, LONGEST), "reference": problem.answer}
-            lines.append(one._replace(**texts, tree=quote(f"{folder.name}/{page.name}")))
+            address = quote(f"{folder.name}/{page.name}")
+            lines.append(one._replace(question=cut(problem.question, LONGEST), reference=problem.answer, tree=address))
     return found
 
 

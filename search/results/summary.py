@@ -206,11 +206,11 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
     runs = [by_seed[seed] for seed in sorted(by_seed)]
     ended = [[o for o in run if o.error is None] for run in runs]
     graded = [known for run in runs if (known := [o for o in run if o.correct is not None])]
-    known: dict[str, list[bool]] = {}
+    grades: dict[str, list[bool]] = {}
     for outcome in chain(*by_seed.values()):
         if outcome.correct is not None:
-            known.setdefault(outcome.problem_id, []).append(outcome.correct)
-    shares = {key: sum(right) / len(right) for key, right in known.items()}
+            grades.setdefault(outcome.problem_id, []).append(outcome.correct)
+    shares = {key: sum(right) / len(right) for key, right in grades.items()}
     problems = [{o.problem_id for o in run} for run in runs]
     counted = any(o.tokens for run in ended for o in run) or not any(o.agent_calls for run in ended for o in run)
 
