@@ -24,9 +24,9 @@ class Candidate:
         state: The terminal state.
         score: The score that ranks it, by default the path score: the mean of the values
             after each action, or the terminal value with an outcome critic; None if it was not scored.
-        node: Its index in the plan's tree; None until the scheduler completes the plan.
-        answer: The normalized answer read from its last message; filled in by the scheduler.
-        correct: Whether that answer equals the reference; filled in by the scheduler.
+        node: Its index in the plan's tree; None until the search ends.
+        answer: The normalized answer read from its last message; filled in when the search ends.
+        correct: Whether that answer equals the reference; filled in when the search ends.
     """
 
     state: MASState
@@ -49,8 +49,8 @@ class AnytimePoint(NamedTuple):
         generated_tokens: TOK spent so far.
         state: The terminal state that decoding would return; None before the first one.
         node: Its index in the plan's tree.
-        answer: Its answer; filled in by the scheduler.
-        correct: Whether it is correct; filled in by the scheduler.
+        answer: Its answer; filled in when the search ends.
+        correct: Whether it is correct; filled in when the search ends.
     """
 
     agent_calls: int
@@ -66,7 +66,7 @@ class Plan:
     """The outcome of one search.
 
     A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if a stop rule ended it early; the
-    scheduler fills in the rest.
+    search (`search.engine.one_search`) fills in the rest.
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
@@ -80,7 +80,7 @@ class Plan:
             None if the search did not stop early, or if the planner limited the search to fit its budget.
         error: Reason for the failure; None if the search did not fail.
         error_details: The traceback of the failure; not stored.
-        mas: The system that was searched; filled in by the scheduler.
+        mas: The system that was searched; filled in when the search ends.
         requests: For a program, the prompt for each message of the chosen path, by the message's node.
         order_varied: Whether concurrent calls of an agent program arrived too late to be ordered by content; not
             stored.
@@ -102,7 +102,7 @@ class Plan:
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:
-        """Return a plan with one candidate, a terminal state; the scheduler adds the tree with its path."""
+        """Return a plan with one candidate, a terminal state; the search adds the tree with its path."""
         return cls((Candidate(state, score),))
 
     @property

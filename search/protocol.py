@@ -13,7 +13,7 @@ can run concurrently::
     return Plan(...)                 ->     graded, counted, stored
 
 A planner should return an answer within any budget that covers one pass through the
-schedule. It can request `Remaining` first. If a request exceeds the budget, the scheduler
+schedule. It can request `Remaining` first. If a request exceeds the budget, the search
 raises `BudgetError` at the planner's ``yield``. A planner that catches the error returns the
 best plan so far. If no path is finished yet, the planner may finish one path by requesting
 one message at a time, at most one per scheduled agent. These requests are granted while calls remain, even
@@ -21,7 +21,7 @@ if the token budget is exhausted.
 
 A search of a recorded run (`search.Recorded`) draws recorded messages, so a state has a limited number of messages. A
 reply with fewer than ``n`` messages means that none are left at that state. If no state in a list of requests has
-messages left, the scheduler raises `ExhaustedError`, a `BudgetError`. A planner that handles only `BudgetError` returns
+messages left, the search raises `ExhaustedError`, a `BudgetError`. A planner that handles only `BudgetError` returns
 the best plan so far; one that handles `ExhaustedError` can continue at other states. A state has at least one message
 for each time it was reached, so every path can be continued to its end.
 """
