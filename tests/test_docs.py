@@ -210,4 +210,4 @@ def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit the notebook without outputs"
     nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", ()))
-    assert "Solver sees ['Planner']" in printed and "Hit@1" in printed
+    assert "Solver sees Planner" in printed and "Hit@1" in printed

@@ -630,7 +630,7 @@ def test_play_and_check_support_handoffs(tmp_path) -> None:
     assert done.exit_code == 0, done.output
     assert "To (empty for the one that your message names)" in done.output
     assert "Turns left, this one included: 8." in done.output
-    assert done.output.count("Algebraist to Critic") == 2
+    assert done.output.count("Algebraist: RECIPIENT: Critic") == 2
     assert "answer 18, right (reward +1)" in done.output
     shown = runner.invoke(app, ["check", "handoff"]).output
     assert "agents act as messages reach them, 4 to 12 turns" in shown
