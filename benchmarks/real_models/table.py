@@ -89,6 +89,7 @@ def cut(system: str) -> float:
 SEARCHES = {
     "paper-bon-orm": "bon:5, ORM",
     "paper-sbs-masprm": "sbs:5,1, MASPRM",
+    "paper-mcts-masprm": "mcts:10,3, MASPRM",
 }
 """Labels of the stored runs with the paper's token limits."""
 
@@ -98,8 +99,10 @@ PAIRS = (
     ("RPSV | sc:5", "`cot` | sc:13"),
     ("RPSV | bon:5, ORM", "`cot` | sc:13"),
     ("RPSV | sbs:5,1, MASPRM", "`cot` | sc:13"),
+    ("RPSV | mcts:10,3, MASPRM", "`cot` | sc:20"),
     ("RPSV | bon:5, ORM", "RPSV | sc:5"),
     ("RPSV | sbs:5,1, MASPRM", "RPSV | sc:5"),
+    ("RPSV | mcts:10,3, MASPRM", "RPSV | sc:5"),
     ("RPSV | sbs:5,1, MASPRM", "RPSV | bon:5, policy likelihood"),
     ("`cot` | sc:10", "RPSV, low limits | sc:5"),
     ("`cot` | sc:20", "RPSV, low limits | sc:10"),
