@@ -118,10 +118,8 @@ def preferred(pairs: Sequence[Pair], values: Values) -> NDArray[np.float64]:
 def cell(pairs: Sequence[Pair], values: Values) -> str:
     """Return how often values prefer the better sibling, in percent with a 95% interval, and their AUC."""
     right = preferred(pairs, values)
-    problems = [
-        np.flatnonzero([pair.problem == name for pair in pairs]) for name in {pair.problem: 0 for pair in pairs}
-    ]
-    sums = np.array([[right[places].sum(), len(places)] for places in problems])
+    names = np.array([pair.problem for pair in pairs])
+    sums = np.array([[right[names == name].sum(), (names == name).sum()] for name in dict.fromkeys(names)])
     low, high = bootstrap(len(sums), lambda counts: (counts @ sums)[:, 0] / (counts @ sums)[:, 1])
     scores = np.array([values[digest] for side in list(zip(*pairs, strict=True))[:2] for digest in side])
     area = auc(scores, np.repeat([1, 0], len(pairs)))
@@ -129,10 +127,11 @@ def cell(pairs: Sequence[Pair], values: Values) -> str:
 
 
 class KnownValues(search.Critic):
-    """Values given in advance."""
+    """Values given in advance; ``name`` says of which kind of critic they are."""
 
-    def __init__(self, values: Values, terminal_only: bool = False) -> None:
-        self.values, self.terminal_only = values, terminal_only
+    def __init__(self, values: Values, name: str = "known") -> None:
+        self.values, self.name = values, name
+        self.terminal_only, self.scores_actions = name.startswith("ORM"), name == "PL"
 
     def score(self, contexts: object) -> list[float]:
         return [self.values[context.state.digest] for context in contexts]
@@ -177,7 +176,7 @@ def tables(trees: Sequence[LabeledTree], truth: Values, critics: Mapping[str, Va
         drawn = [random.Random(seed) for seed in range(SEEDS)]
         noisy = [{key: value + rng.gauss(0, noise) for key, value in truth.items()} for rng in drawn]
         rows[f"known, noise {noise:g}" if noise else "known"] = [KnownValues(values) for values in noisy]
-    rows |= {name: [KnownValues(critics[key], key == "ORM")] * SEEDS for key, name in CRITICS.items()}
+    rows |= {name: [KnownValues(critics[key], key)] * SEEDS for key, name in CRITICS.items()}
     header = ("values", "final messages", "others", *PLANNERS)
     yield from ("", "| " + " | ".join(header) + " |", "|---" * len(header) + "|")
     for name, found in rows.items():
@@ -232,9 +231,7 @@ def culprits(trees: Sequence[LabeledTree], truth: Values) -> Iterator[str]:
 
 def claims(critics: Mapping[str, Values]) -> dict[str, list[Claim]]:
     """Return the paper's claims about MCTS(10,3), measured on the trees, by page."""
-    results = {
-        name: searched(MCTS, [KnownValues(values, name.startswith("ORM"))] * SEEDS) for name, values in critics.items()
-    }
+    results = {name: searched(MCTS, [KnownValues(values, name)] * SEEDS) for name, values in critics.items()}
 
     def over(text: str, paper: str, better: str, worse: str) -> Claim:
         return claim(text, paper, results[better].first, results[worse].first)

@@ -58,7 +58,7 @@ class LineProcess:
         """Return the reply to a request.
 
         If the wait is interrupted, for example by Ctrl-C, the process is stopped; otherwise its late reply could be
-        taken for the reply to the next request.
+        read as the reply to the next request.
 
         Raises:
             ChildProcessError: The process does not start.

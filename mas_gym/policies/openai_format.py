@@ -110,7 +110,7 @@ def payload(
 ) -> JSONObject:
     """Return the body that requests ``len(seeds)`` samples, seeded with the first seed.
 
-    ``top`` is the number of most likely tokens whose log-probabilities are also requested.
+    ``top`` is the number of most likely tokens for which log-probabilities are also requested.
     """
     body: JSONObject = {
         "model": model,

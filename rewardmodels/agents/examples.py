@@ -121,8 +121,8 @@ def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[
         for info in training_runs(store, run):
             if info.mas.external:
                 raise ConfigError(
-                    f"{path}: expected a run of a MAS, got one of the program {info.mas.name}, whose prompts are not "
-                    "stored; train its agents with grpo, from token traces"
+                    f"{path}: expected a run of a MAS, got one of the program {info.mas.name}; prompts of programs are "
+                    "not stored, so train its agents with grpo, from token traces"
                 )
             for plan in store.plans(info.run):
                 found += _demonstrations(plan, info, best)

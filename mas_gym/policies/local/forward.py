@@ -326,7 +326,7 @@ def check_padding(model: CausalModel, vocabulary: int) -> None:
         fault = f"batching changes its probabilities by {gap:.3g}"
     if model.graphs is None:
         raise PolicyError(
-            "expected a causal LM whose only state is attention keys and values, so that rows can be batched with "
+            "expected a causal LM that keeps only attention keys and values, so that rows can be batched with "
             f"padding; this model does not qualify: {fault}; serve it with vLLM or another server and use "
             "'openai:MODEL@URL'"
         )

@@ -1,4 +1,4 @@
-"""Custom graders: a task whose answers a function compares.
+"""Custom graders: functions of the user that compare answers with the reference.
 
 A custom grader is a function ``(problem, text) -> bool | Grade``, where ``text`` is the
 whole final message::
