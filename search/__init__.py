@@ -13,6 +13,7 @@ from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mas_gym.errors import BudgetError as BudgetError
+    from mas_gym.policies.base import Sampling as Sampling
     from search.answers_by_turn import TurnAnswer as TurnAnswer
     from search.answers_by_turn import turn_answers as turn_answers
     from search.budget import Budget as Budget
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from search.protocol import as_planner as as_planner
     from search.runs import run as run
     from search.setup import RunSpec as RunSpec
-    from search.setup import Sampling as Sampling
     from search.store import Imported as Imported
     from search.store import Recorded as Recorded
     from search.store import RunInfo as RunInfo

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 from mas_gym.errors import ConfigError
 from mas_gym.internal.suggestions import refuse_unknown
 from mas_gym.policies import load_policy
-from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.base import AsyncPolicy, Policy, Sampling
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import load_mas
 from mas_gym.tasks.base import Problem, as_problems
@@ -25,7 +25,7 @@ from search.option_rules import check_options
 from search.planners.registry import load_planner
 from search.progress import Progress, listener
 from search.protocol import Critic, Planner
-from search.setup import RunSpec, Sampling, make_setup, warn_of_misuse
+from search.setup import RunSpec, make_setup, warn_of_misuse
 from search.store.run_writer import open_run_writer
 from search.store.store import Store
 

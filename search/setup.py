@@ -1,4 +1,4 @@
-"""The settings of a run: its `Sampling`, a `RunSpec` as given, and a `Setup` with all parts adapted to each other."""
+"""The settings of a run: a `RunSpec` as given, and a `Setup` with all parts adapted to each other."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import AsyncPolicy, Policy, effective_temperature
+from mas_gym.policies.base import AsyncPolicy, Policy, Sampling
 from mas_gym.policies.batch_queue import as_policy
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.graph import MAS, Agent
-from mas_gym.systems.validation import DEFAULT_MAX_NEW_TOKENS
+from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Task
 from search.budget import Budget
 from search.planners.single_pass import SinglePass
@@ -22,48 +21,6 @@ from search.progress import Progress
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
 
 logger = logging.getLogger("search")
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The sampling parameters of agents (paper, App. "Search configurations").
-
-    Attributes:
-        temperature: Softmax temperature; values below 0.01 mean greedy decoding. An agent's own value replaces it.
-        top_p: Nucleus mass in ``(0, 1]``. An agent's own value replaces it.
-        max_new_tokens: Maximum length of one message, in tokens; an agent's own maximum also applies. None for no
-            maximum besides the agents' own, or for 1024 in a program.
-    """
-
-    temperature: float = 0.7
-    top_p: float = 0.95
-    max_new_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "temperature", effective_temperature(self.temperature))
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ConfigError(f"sampling: expected max_new_tokens >= 1, got {self.max_new_tokens!r}")
-
-    @property
-    def limit(self) -> int:
-        """The maximum length as a number."""
-        return DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
-
-    def for_system(self, mas: MAS) -> Sampling:
-        """Return the same sampling with the maximum length as a number."""
-        if self.max_new_tokens is not None:
-            return self
-        own = () if mas.external else (agent.max_new_tokens for agent in mas.agents)
-        return replace(self, max_new_tokens=max([DEFAULT_MAX_NEW_TOKENS, *own]))
-
-    def for_agent(self, agent: Agent) -> Sampling:
-        """Return the sampling of one agent of a system."""
-        if agent.temperature is None and agent.top_p is None:
-            return self
-        temperature = self.temperature if agent.temperature is None else agent.temperature
-        return replace(self, temperature=temperature, top_p=self.top_p if agent.top_p is None else agent.top_p)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, overload
@@ -32,7 +32,9 @@ from typing import Any, NamedTuple, Protocol, overload
 from mas_gym.errors import ConfigError, PolicyError, shown
 from mas_gym.internal.adapter import ClassName
 from mas_gym.policies.usage_meters import Meter
+from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.validation import DEFAULT_MAX_NEW_TOKENS
 
 MIN_TEMPERATURE = 0.01
 """Lower temperatures decode greedily.
@@ -83,6 +85,48 @@ def finite_logprob(value: object) -> float:
     if not number or not _LOWEST_LOGPROB <= value <= _LOGPROB_SLACK:  # type: ignore[operator]
         raise ValueError(shown(value))
     return min(float(value), 0.0)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling parameters of agents (paper, App. "Search configurations").
+
+    Attributes:
+        temperature: Softmax temperature; values below 0.01 mean greedy decoding. An agent's own value replaces it.
+        top_p: Nucleus mass in ``(0, 1]``. An agent's own value replaces it.
+        max_new_tokens: Maximum length of one message, in tokens; an agent's own maximum also applies. None for no
+            maximum besides the agents' own, or for 1024 in a program.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperature", effective_temperature(self.temperature))
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ConfigError(f"sampling: expected max_new_tokens >= 1, got {self.max_new_tokens!r}")
+
+    @property
+    def limit(self) -> int:
+        """The maximum length as a number."""
+        return DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+
+    def for_system(self, mas: MAS) -> Sampling:
+        """Return the same sampling with the maximum length as a number."""
+        if self.max_new_tokens is not None:
+            return self
+        own = () if mas.external else (agent.max_new_tokens for agent in mas.agents)
+        return replace(self, max_new_tokens=max([DEFAULT_MAX_NEW_TOKENS, *own]))
+
+    def for_agent(self, agent: Agent) -> Sampling:
+        """Return the sampling of one agent of a system."""
+        if agent.temperature is None and agent.top_p is None:
+            return self
+        temperature = self.temperature if agent.temperature is None else agent.temperature
+        return replace(self, temperature=temperature, top_p=self.top_p if agent.top_p is None else agent.top_p)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mas_gym.errors import ConfigError, shown
-from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.base import AsyncPolicy, Policy, Sampling
 from mas_gym.programs import Program
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action, MASState
@@ -19,7 +19,6 @@ from search.plan import Candidate, Plan
 from search.planners.tree_growth import append, child_of, finish_paths
 from search.protocol import Model, PlanGenerator, Planner, Propose
 from search.runs import run
-from search.setup import Sampling
 from search.tree import Proposal, Tree
 
 Texts = tuple[str, ...]

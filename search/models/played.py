@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 from mas_gym.errors import PolicyError, SearchError
 from mas_gym.internal.event_loop import together
-from mas_gym.policies.base import Messages, Sample, SamplingReply, SamplingRequest, derive_seed
+from mas_gym.policies.base import Messages, Sample, Sampling, SamplingReply, SamplingRequest, derive_seed
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.state import Action, MASState
 from search.models.base import SampleFrom, SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose
-from search.setup import Sampling
 from search.tree import Proposal
 from search.usage import TagUsage, Usage
 

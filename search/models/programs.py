@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mas_gym.internal.event_loop import together
-from mas_gym.policies.base import Messages, PolicyBase
+from mas_gym.policies.base import Messages, PolicyBase, Sampling
 from mas_gym.programs import Program, load_program
 from mas_gym.programs.replay import ProgramSession
 from mas_gym.systems.graph import MAS, Agent
@@ -19,7 +19,7 @@ from search.models.base import MakeModel, Report, SampleFrom, SearchSource
 from search.models.played import PlayedModel
 from search.plan import Plan
 from search.protocol import Model
-from search.setup import Sampling, Setup
+from search.setup import Setup
 
 Then = Callable[[MASState | Exception], None]
 ProgramSource = Program | str | Callable[..., object]

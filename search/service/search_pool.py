@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from queue import Full, Queue
 
+from mas_gym.policies.base import Sampling
 from mas_gym.tasks import Problem
 from mas_gym.tasks.base import Grader, Kind
 from mas_gym.tasks.grading.answers import Ungraded
@@ -27,7 +28,7 @@ from search.engine.journal import Journal
 from search.engine.scheduler import Scheduler, Searched
 from search.service.canary import Canary, make_canary
 from search.service.chat_format import ApiError
-from search.setup import RunSpec, Sampling, make_setup
+from search.setup import RunSpec, make_setup
 from search.usage import Usage
 
 PROBLEM_ID = "question"
