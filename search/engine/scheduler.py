@@ -246,7 +246,8 @@ class Scheduler(Searcher):
         finally:
             self.waiting -= 1
         try:
-            return await self._admitted(replace(self._setup, **changed), problem, on_message)
+            setup = replace(self._setup, **changed) if changed else self._setup
+            return await self._admitted(setup, problem, on_message)
         finally:
             self._slots.release()
 
