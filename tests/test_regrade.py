@@ -51,6 +51,17 @@ def odd(problem: Problem, text: str) -> Grade:
     return Grade(problem.id in ("p1", "p3"), text.rpartition(" ")[2], "equal")
 
 
+def test_message_without_a_legal_recipient_is_no_answer(tmp_path: Path) -> None:
+    agents = [{"name": name, "system_prompt": f"You are {name}."} for name in ("Solver", "Critic")]
+    edges = [["q", "Solver"], ["Solver", "Critic"], ["Critic", "Solver"], ["Critic", "sink"]]
+    mas = {"name": "pair", "agents": agents, "edges": edges, "max_turns": 4, "route": "message"}
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 0 -> nobody")
+    [plan] = search.run("single", PROBLEMS[:1], mas=mas, policy=policy, store=tmp_path / "runs.db")
+    assert plan.answer is None and not plan.correct
+    result = regrade(tmp_path / "runs.db", run_of(tmp_path / "runs.db"), KindGrader(), "again")
+    assert (result.after, result.changes) == (0, ())
+
+
 def test_new_grades_are_stored_next_to_old_grades(store: Path) -> None:
     before = plans(store)
     result = regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "odd")

@@ -228,7 +228,8 @@ class SearchPool:
             problem, plan, *_ = future.result()
             self._journal.ended(problem, plan, {})
             if self.grades is not None and plan.best is not None:
-                self.grades.submit(problem.question, self.setup.mas.final_text(plan.best.text))
+                text = plan.best.text if plan.best.state.recipients else ""
+                self.grades.submit(problem.question, self.setup.mas.final_text(text))
 
     def close(self) -> None:
         """Cancel every search and wait for the scheduler's thread."""
