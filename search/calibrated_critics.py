@@ -6,13 +6,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
 from itertools import chain
 from typing import Any, Literal, get_args
 
 from mas_gym.errors import DataError
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
+from mas_gym.tasks.base import question_digest
 from search.critics import Combination
 from search.protocol import Critic, ScoringContext
 
@@ -79,7 +79,7 @@ class CalibratedModel:
         members: The specs of the critics.
         final: The curve fitted to all questions.
         folds: One curve per fold, fitted without the questions of that fold.
-        questions: The fold of each question, by `question_key`.
+        questions: The fold of each question, by `mas_gym.tasks.base.question_digest`.
         metrics: Metrics on held-out questions.
         data: Counts of the data.
     """
@@ -94,17 +94,12 @@ class CalibratedModel:
 
     def probability(self, question: str, values: Sequence[float]) -> float:
         """Return the probability that a state is right, from a curve fitted without its question."""
-        fold = self.questions.get(question_key(question))
+        fold = self.questions.get(question_digest(question))
         return (self.final if fold is None else self.folds[fold]).probability(values)
 
     def to_dict(self) -> JSONObject:
         """Return the JSON-serializable form."""
         return {"schema": SCHEMA, **asdict(self)}
-
-
-def question_key(question: str) -> str:
-    """Return a digest of a question's text."""
-    return blake2b(" ".join(question.split()).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def read_model(data: Any) -> CalibratedModel:

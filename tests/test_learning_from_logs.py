@@ -13,8 +13,8 @@ from test_recorded import imported, write_samples
 import rewardmodels
 import search
 from mas_gym.errors import ConfigError, DataError
+from mas_gym.tasks.base import question_digest
 from rewardmodels import LabeledTree, collect, load_critic, stored_trees
-from rewardmodels.data.dataset import question_digest
 from rewardmodels.model.feature_critic import FEATURES, features_of
 from rewardmodels.model.training_questions import trained_questions
 from rewardmodels.training.train_feature_critic import train_features

@@ -26,7 +26,7 @@ from gymnasium import spaces
 from mas_gym.envs.spaces import Records, Unicode, utf8_length
 from mas_gym.errors import ConfigError, DataError, EpisodeOverError, IllegalActionError, shown, whole_number
 from mas_gym.internal.suggestions import choice, refuse_unknown
-from mas_gym.policies.base import SamplingRequest
+from mas_gym.policies.base import Sampling, SamplingRequest
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.prompts import ChatMessage, chat_messages, filled_prompt
@@ -317,9 +317,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if state.acting == self.sink:
             raise EpisodeOverError("the episode has ended or has not started: call env.reset() first")
         agent = self.mas.agents[state.acting]
-        temperature = temperature if agent.temperature is None else agent.temperature
-        top_p = top_p if agent.top_p is None else agent.top_p
-        return SamplingRequest(self._prompt(state), seeds, agent.max_new_tokens, temperature, top_p, agent.name)
+        own = Sampling(temperature, top_p).for_agent(agent)
+        return SamplingRequest(self._prompt(state), seeds, agent.max_new_tokens, own.temperature, own.top_p, agent.name)
 
     def _prompt(self, state: MASState) -> tuple[ChatMessage, ...]:
         return chat_messages(self.mas, state)

@@ -15,6 +15,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from operator import index
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex, get_args, overload, runtime_checkable
@@ -278,6 +279,11 @@ Same = Callable[[str, str], bool]
 """An equivalence relation on messages; the first of several equal messages represents them."""
 
 _OPENING = re.compile(r"(?:(?<!\s)\s++)?+(?<![^\W\d_])[^\W\d_]++:")
+
+
+def question_digest(question: str) -> str:
+    """Return the digest of a question, 16 hexadecimal digits; spaces do not matter."""
+    return blake2b(" ".join(question.split()).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def normalize_message(text: str) -> str:

@@ -19,7 +19,7 @@ from mas_gym.errors import ConfigError, DataError
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Same, rule_of, same_rule
+from mas_gym.tasks.base import Same, question_digest, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.encode import Parts, View, state_parts
 from rewardmodels.data.mining import Labeled, Pair
@@ -124,11 +124,6 @@ def fingerprint(start: str, examples: Iterable[object]) -> str:
     for example in examples:
         digest.update(repr(example).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
-
-
-def question_digest(question: str) -> str:
-    """Return the digest of a question, 16 hexadecimal digits; spaces do not matter."""
-    return blake2b(" ".join(question.split()).encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def for_training(question: str) -> bool:

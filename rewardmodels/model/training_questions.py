@@ -8,8 +8,7 @@ from pathlib import Path
 
 from mas_gym.errors import ConfigError, DataError, shown
 from mas_gym.policies.folder_checks import read_object
-from mas_gym.tasks.base import Problem
-from rewardmodels.data.dataset import question_digest
+from mas_gym.tasks.base import Problem, question_digest
 from rewardmodels.model.critic_folder import write_whole
 
 FILE = "questions.json"

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError, DataError, need
+from mas_gym.tasks.base import question_digest
 from rewardmodels.data.cards import LOADING, facts_table, markdown
-from rewardmodels.data.dataset import check_continuations, question_digest
+from rewardmodels.data.dataset import check_continuations
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.model.feature_critic import FEATURES, FILE, FeatureModel, features_of
 from rewardmodels.model.training_questions import write_questions

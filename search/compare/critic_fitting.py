@@ -19,7 +19,8 @@ from mas_gym.internal.database import copy_database
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.whole_files import replace_files
-from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, question_key, standardized
+from mas_gym.tasks.base import question_digest
+from search.calibrated_critics import METHODS, CalibratedModel, Curve, Method, standardized
 from search.compare.transcripts import NOBODY, read_labeled
 from search.critic_registry import CALIBRATED as FILE
 from search.critic_registry import CRITICS, is_plain_critic
@@ -77,7 +78,7 @@ def calibrate_critics(
     values = np.array(columns, dtype=np.float64).T.reshape(len(examples), len(critics))
     right = np.array([one.right for one in examples], dtype=np.float64)
     wrong = np.array([one.total for one in examples], dtype=np.float64) - right
-    keys = [question_key(one.context.state.question) for one in examples]
+    keys = [question_digest(one.context.state.question) for one in examples]
     fold_of = {key: place % FOLDS for place, key in enumerate(sorted(set(keys)))}
     known: NDArray[np.bool_] = np.any(np.isfinite(values), axis=1)
     if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():
