@@ -50,60 +50,68 @@ def sampled(system: str, ks: tuple[int, ...]) -> Rows:
     return rows
 
 
-def best(system: str, critic: search.Critic, ks: tuple[int, ...]) -> Rows:
-    """Return the rows of a critic that compares the samples of a draw with each other: means over draws."""
+def drawn(system: str, planner: str, critic: search.Critic, label: str) -> Rows:
+    """Return the row of a planner on the samples: means over draws."""
     recorded = search.Recorded(FOLDER / f"samples-{system}.db")
-    rows = {}
-    for k in ks:
-        right: Counter[str] = Counter()
-        tokens = 0
-        for seed in range(DRAWS):
-            for plan in search.run(f"bon:{k}", recorded=recorded, critic=critic, seed=seed):
-                right[plan.problem_id] += bool(plan.correct)
-                tokens += plan.usage.generated_tokens
-        shares = {problem.id: right[problem.id] / DRAWS for problem in recorded}
-        rows[f"{AGENTS[system]} | bon:{k}, ORM"] = Row(shares, tokens / DRAWS / len(shares))
-    return rows
+    right: Counter[str] = Counter()
+    tokens = 0
+    for seed in range(DRAWS):
+        for plan in search.run(planner, recorded=recorded, critic=critic, seed=seed):
+            right[plan.problem_id] += bool(plan.correct)
+            tokens += plan.usage.generated_tokens
+    shares = {problem.id: right[problem.id] / DRAWS for problem in recorded}
+    return {f"{AGENTS[system]} | {label}": Row(shares, tokens / DRAWS / len(shares))}
 
 
-def searched(system: str, name: str, label: str) -> Rows:
-    """Return the row of a stored run."""
+def stored(name: str) -> list[search.Plan]:
+    """Return the plans of a store."""
     with open_store(FOLDER / f"{name}.db") as store:
-        plans = [plan for info in store.runs() for _, plan in store.searches(info.run)]
+        return [plan for info in store.runs() for _, plan in store.searches(info.run)]
+
+
+def searched(name: str, label: str, critic: str) -> Rows:
+    """Return the row of a stored search; a stored vote also has the row of best-of-N, with the same values."""
+    plans = stored(name)
     tokens = sum(plan.usage.generated_tokens for plan in plans) / len(plans)
-    return {f"{AGENTS[system]} | {label}": Row({plan.problem_id: float(bool(plan.correct)) for plan in plans}, tokens)}
+    rows = {f"RPSV | {label}{critic}": Row({plan.problem_id: float(bool(plan.correct)) for plan in plans}, tokens)}
+    if label.startswith("sc:5"):
+        best = {plan.problem_id: max(plan.candidates, key=lambda one: one.score or 0.0) for plan in plans}
+        right = {problem: float(bool(candidate.correct)) for problem, candidate in best.items()}
+        rows[f"RPSV | bon:5, {critic}"] = Row(right, tokens)
+    return rows
 
 
 def cut(system: str) -> float:
     """Return the share of transcripts in which the token limit ended a message."""
-    with open_store(FOLDER / f"samples-{system}.db") as store:
-        plans = [plan for info in store.runs() for _, plan in store.searches(info.run)]
     found = [
         any(plan.tree[node].finish_reason == "length" for node in plan.tree.path(candidate.node)[1:])
-        for plan in plans
+        for plan in stored(f"samples-{system}")
         for candidate in plan.candidates
     ]
     return sum(found) / len(found)
 
 
 SEARCHES = {
-    "paper-bon-orm": "bon:5, ORM",
-    "paper-sbs-masprm": "sbs:5,1, MASPRM",
-    "paper-mcts-masprm": "mcts:10,3, MASPRM",
+    "sc": ("sc:5, weighted by ", ("MASPRM", "ORM")),
+    "sbs": ("sbs:5,1, ", ("policy likelihood", "MASPRM")),
+    "mcts": ("mcts:10,3, ", ("policy likelihood", "MASPRM", "ORM")),
 }
-"""Labels of the stored runs with the paper's token limits."""
+"""The stored searches with the paper's token limits: their labels and their critics, by the name of the search."""
 
 PAIRS = (
     ("RPSV | single", "RPSV, low limits | single"),
     ("RPSV | single", "`cot` | sc:3"),
     ("RPSV | sc:5", "`cot` | sc:13"),
     ("RPSV | bon:5, ORM", "`cot` | sc:13"),
+    ("RPSV | sbs:5,1, policy likelihood", "`cot` | sc:13"),
     ("RPSV | sbs:5,1, MASPRM", "`cot` | sc:13"),
     ("RPSV | mcts:10,3, MASPRM", "`cot` | sc:20"),
     ("RPSV | bon:5, ORM", "RPSV | sc:5"),
     ("RPSV | sbs:5,1, MASPRM", "RPSV | sc:5"),
     ("RPSV | mcts:10,3, MASPRM", "RPSV | sc:5"),
-    ("RPSV | sbs:5,1, MASPRM", "RPSV | bon:5, policy likelihood"),
+    ("RPSV | mcts:10,3, MASPRM", "RPSV | bon:5, ORM"),
+    ("RPSV | sbs:5,1, MASPRM", "RPSV | sbs:5,1, policy likelihood"),
+    ("RPSV | mcts:10,3, MASPRM", "RPSV | mcts:10,3, policy likelihood"),
     ("`cot` | sc:10", "RPSV, low limits | sc:5"),
     ("`cot` | sc:20", "RPSV, low limits | sc:10"),
     ("`cot` | bon:10, ORM", "`cot` | sc:10"),
@@ -114,10 +122,14 @@ PAIRS = (
 def lines(orm: str) -> Iterator[str]:
     """Yield the lines of both tables."""
     rows = sampled("paper", (1, 5))
-    for store, label in SEARCHES.items():
-        rows |= searched("paper", store, label)
-    rows |= sampled("rpsv", (1, 5, 10)) | searched("rpsv", "beam-rpsv", "sbs:5,1, policy likelihood")
-    rows |= sampled("cot", (1, 3, 5, 10, 13, 20)) | best("cot", rewardmodels.load_critic(orm), (5, 10, 20))
+    rows |= drawn("paper", "sc:5,weights=critic", search.PolicyLikelihood(), "sc:5, weighted by policy likelihood")
+    for name, (label, critics) in SEARCHES.items():
+        for critic in critics:
+            rows |= searched(f"paper-{name}-{critic.lower().split()[-1]}", label, critic)
+    rows |= sampled("rpsv", (1, 5, 10))
+    rows |= sampled("cot", (1, 3, 5, 10, 13, 20))
+    for k in (5, 10, 20):
+        rows |= drawn("cot", f"bon:{k}", rewardmodels.load_critic(orm), f"bon:{k}, ORM")
     yield from ("| agents | choice | Hit@1 | 95% interval | TOK |", "|---|---|---|---|---|")
     for label, row in rows.items():
         low, high = accuracy_interval(list(row.right.values()), 1)
