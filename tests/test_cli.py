@@ -756,8 +756,7 @@ def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list
     [
         ("calibrate --planer bon:5", "No such option"),
         ("calibrate --planner sc:5 --critic tiny-orm --out stop.json", "has no stop rule to calibrate"),
-        ("serve --cannary 0.1", "No such option"),
-        ("serve --canary 2 --planner bon:4,stop=0.9", "a fraction from 0 to 1"),
+        ("serve --quue 1", "No such option"),
         ("serve --seconds 0", "positive number"),
         ("eval --run-budjet usd=1", "No such option"),
         ("eval --run-budget usd=1", "expected prices"),

@@ -39,13 +39,6 @@ def serve(
         float | None,
         typer.Option("--seconds", help="Time limit per search, which then returns its best answer so far."),
     ] = None,
-    canary: Annotated[
-        float,
-        typer.Option(
-            "--canary",
-            help="Share of requests, 0 to 1, that are searched again without early stops, to check these stops.",
-        ),
-    ] = 0.0,
     max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Largest request body, in bytes.")] = 2**20,
     max_question: Annotated[
         int, typer.Option("--max-question", min=1, help="Longest question, in bytes; longer ones get status 413.")
@@ -73,9 +66,7 @@ def serve(
     spec = agents.load(task, kind)
     spec = replace(spec, policy=agents.read_policy(spec.mas), planner=algorithm, critic=guide)
     spec = replace(spec, budget=Budget(seconds=seconds), concurrency=concurrency)
-    service = Service(
-        spec, kind=check_kind(kind), queue=queue, grader=grader, references=task, canary=canary, decimal=decimal
-    )
+    service = Service(spec, kind=check_kind(kind), queue=queue, grader=grader, references=task, decimal=decimal)
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {spec.mas.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
     with json_lines(log_json):

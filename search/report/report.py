@@ -13,7 +13,6 @@ from mas_gym.internal.whole_files import write_file
 from search.pages.templates import render
 from search.pages.tree_page import write_tree_page
 from search.prices import Prices
-from search.report.canary_panel import canary_panel
 from search.report.log_report import LONGEST, Failure
 from search.report.report_data import SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
@@ -28,35 +27,32 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    store: Store | None,
+    store: Store,
     path: Path,
     *,
     runs: Iterable[str] = (),
     baseline: str = "",
     figures: Path | None = None,
     prices: Prices | None = None,
-    service_log: Path | None = None,
 ) -> list[SettingReport]:
     """Write a store's report as a self-contained HTML page; return its data.
 
     The trees of a log's clearest failures are separate pages, in the folder ``NAME-trees`` next to the page.
 
     Args:
-        store: The store; None for a page about only a service.
+        store: The store.
         path: The HTML file to write.
         runs: As for `read_reports`.
         baseline: As for `read_reports`.
         figures: Folder for PNG files of the figures; None writes no PNG files.
         prices: As for `read_reports`.
-        service_log: A log of ``mas-gym serve`` with canary requests, which adds a panel (`search.report.canary_panel`).
 
     Raises:
-        DataError: The log contains no canary request.
         MissingDependencyError: matplotlib is not installed.
         MASGymError: As for `read_reports`.
     """
-    sections = [] if service_log is None else [_Section([canary_panel(service_log)])]
-    reports = [] if store is None else read_reports(store, runs, baseline, prices)
+    sections = []
+    reports = read_reports(store, runs, baseline, prices)
     trees = path.with_name(f"{path.stem}-trees")
     for number, report in enumerate(reports, 1):
         drawn = figures_of(report)
@@ -67,9 +63,7 @@ def write_report(
         section = _section(report, {name: data_url(draw()) for name, draw in drawn.items()})
         sections.append(section._replace(failures=_failures(store, report, trees)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    source = store.path if store is not None else service_log
-    assert source is not None, "expected a store or a log"
-    write_file(path, render("report.html", title=source.name, sections=sections))
+    write_file(path, render("report.html", title=store.path.name, sections=sections))
     return reports
 
 
@@ -102,12 +96,10 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
     return _Section(text_tables(found.rows, found.title, found.baseline), shown, more)
 
 
-def _failures(store: Store | None, report: SettingReport, folder: Path) -> dict[str, list[Failure]]:
+def _failures(store: Store, report: SettingReport, folder: Path) -> dict[str, list[Failure]]:
     """Return the clearest failures of each log, and write the trees of their questions into a folder."""
     found: dict[str, list[Failure]] = {}
     runs = {label: run.run for run, (label, _) in zip(report.setting.runs, report.setting.labels, strict=True)}
-    if store is None:
-        return found
     for label, log in report.logs.items():
         for one in log.failures:
             problem, plan = store.search(one.problem, runs[label])

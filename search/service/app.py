@@ -168,9 +168,6 @@ class _Front:
         if self.pool.grades is not None:
             graded = {(verdict,): float(number) for verdict, number in self.pool.grades.counts.items()}
             yield family("counter", "graded_answers", graded, ("verdict",))
-        if self.pool.canary is not None:
-            checked = {(outcome,): float(number) for outcome, number in self.pool.canary.counts.items()}
-            yield family("counter", "canary_searches", checked, ("outcome",))
         for name, value in self._load().items():
             yield family("gauge", f"{name}_searches", {(): value})
 
