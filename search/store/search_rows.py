@@ -102,8 +102,8 @@ def metadata_text(problem: Problem) -> str:
 # ------------------------------------------------------------------ writing
 
 
-def write_search(connection: sqlite3.Connection, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
-    """Store a plan with its tree, replacing an earlier plan of the same problem, and return the row's checksum.
+def write_search(connection: sqlite3.Connection, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> None:
+    """Store a plan with its tree, replacing an earlier plan of the same problem.
 
     This changes the number of searches in the run's row, so the caller must then call `seal_run`.
     """
@@ -138,11 +138,10 @@ def write_search(connection: sqlite3.Connection, run: str, problem: Problem, pla
         "content": digest(document),
     }
     row |= {name: as_text(row[name]) for name in _TEXTS if row[name] is not None}
-    mark = row["checksum"] = checksum(*(row[name] for name in ROW[:-1]))
+    row["checksum"] = checksum(*(row[name] for name in ROW[:-1]))
     values = tuple(row[name] for name in ROW)
     connection.execute(f"INSERT OR REPLACE INTO searches VALUES ({', '.join('?' * len(values))})", values)
     connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?)", (key, zlib.compress(document.encode())))
-    return mark
 
 
 def _document(plan: Plan, seeds: Seeds) -> str:
