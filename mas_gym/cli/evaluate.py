@@ -127,8 +127,7 @@ def evaluate(
         facts["selection"] = [] if curves is None else curves.to_dicts()
     show(outcomes, title, files, _meta(spec, numbers, facts), baseline)
     if curves is not None:
-        console = stdout()
-        console.print(f"\n{curves.text(console.width)}")
+        stdout().print("", curves.show(), sep="\n")
     if recorded is None:
         note_costs(spec.policy)
         note_judge(spec.problems)

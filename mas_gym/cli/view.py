@@ -298,7 +298,7 @@ def stored_rows(store: Store, runs: Sequence[RunInfo], faults: list[str]) -> lis
     """
     from search.report.store_pages import StoredRow
     from search.results.run_info import settings
-    from search.results.stored_tables import table_of
+    from search.results.table import table_of
 
     found: list[StoredRow] = []
     for setting in settings(runs):

@@ -121,7 +121,7 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[TextTable]:
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
         if one.error is None and one.correct is not None:
-            groups.setdefault(f"{one.planner} + {one.critic}" if one.critic else one.planner, []).append(one)
+            groups.setdefault(one.label, []).append(one)
     for label, group in groups.items():
         settled = [one for one in group if (one.stopped or "").startswith(("settled", "majority settled"))]
         if not settled:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,11 +20,21 @@ from search.pages.templates import render
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome
 from search.results.plots import save_tradeoff
-from search.results.summary import SCHEMA, ResultRow, find_row, hit_differences
-from search.results.table_formats import ARM_TITLE, best_hit, latex_table, markdown_document, report, text_tables
+from search.results.run_info import Setting
+from search.results.summary import SCHEMA, ResultRow, find_row, hit_differences, summarize
+from search.results.table_formats import (
+    ARM_TITLE,
+    best_hit,
+    latex_table,
+    markdown_document,
+    printed,
+    report,
+    text_tables,
+)
 
 if TYPE_CHECKING:
     import pandas
+    from rich.console import RenderableType
 
 
 CALIBRATION_PROBLEMS = 30
@@ -159,18 +170,13 @@ class Comparison:
         """
         return save_tradeoff(self.rows, Path(path), self.title)
 
-    def show(self, width: int = _WIDTH) -> object:
+    def show(self, width: int = _WIDTH) -> RenderableType:
         """Return the whole result as a rich renderable."""
         return report(self.rows, self.title, width, self.baseline)
 
     def __str__(self) -> str:
         """Return what ``print`` shows."""
-        from rich.console import Console
-
-        # In a notebook, rich would display the table instead of writing it to the file.
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
-        console.print(self.show())
-        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+        lines = [printed(self.show(), _WIDTH)]
         if self.calibrated:
             lines.append(calibrated_on(self.calibrated[0].problems))
         return "\n".join([*lines, *map(str, self.calibrated)])
@@ -186,6 +192,15 @@ class Comparison:
 
 def _finite(flat: JSONObject) -> JSONObject:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in flat.items()}
+
+
+def table_of(store: Path, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
+    """Return the table of one setting of a store, with rows by increasing cost."""
+    rows = tuple(sorted(summarize(outcomes), key=lambda row: (math.isnan(row.tokens.mean), row.tokens.mean)))
+    name = find_row(rows, baseline).label if rows else ""
+    seeds = sorted({run.config["seed"] for run in setting.runs})
+    facts = {"store": store.name, "seeds": seeds, "baseline": name}
+    return Comparison(rows, tuple(outcomes), name, setting.title, facts)
 
 
 def calibrated_on(problems: int) -> str:

@@ -25,10 +25,9 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
-from search.results.outcomes import Outcome
+from search.results.outcomes import Outcome, outcomes_of
 from search.results.run_info import RunInfo, one_setting
 from search.store.exports import preferences, to_dataset, write_parquet
-from search.store.read_results import outcomes_of
 from search.store.search_rows import (
     Columns,
     Document,
@@ -49,7 +48,7 @@ from search.store.table_schema import FORMAT, Damage, explained
 from search.usage import Usage
 
 if TYPE_CHECKING:
-    from search.prices import PricesSource
+    from search.prices import Prices, PricesSource
     from search.results.table import Comparison
 
 logger = logging.getLogger("search.store")
@@ -179,7 +178,7 @@ class Store:
         planner: str = "",
         critic: str = "",
         grading: str | None = None,
-        cost: Callable[[Usage], float] | None = None,
+        prices: Prices | None = None,
     ) -> Iterator[Outcome]:
         """Read the outcomes of one run's searches, including failed ones, in order of problem id.
 
@@ -190,9 +189,10 @@ class Store:
             planner: The planner's name in the outcomes.
             critic: The critic's name in the outcomes.
             grading: As for `plans`.
-            cost: Returns the cost of a search in USD; None without prices.
+            prices: Prices of the models, for the cost of each search in USD.
 
         Raises:
+            MASGymError: As for `search.Prices.rate`, when a search is priced.
             StoreError: As for `plans`.
         """
         info = self.find(run)
@@ -204,11 +204,16 @@ class Store:
                 grades = grades_of(self._connection, columns["id"], digest)
                 rows = zip(found, rows_of(columns), strict=True)
                 found = [graded_outcome(one, row, grades.get(row["id"])) for one, row in rows]
-            return zip(found, repeat(None) if cost is None else map(usage_of_row, rows_of(columns)), strict=False)
+            return zip(found, repeat(None) if prices is None else map(usage_of_row, rows_of(columns)), strict=False)
 
         # A pricing error does not mean that the data is corrupt.
         for outcome, usage in self._batches(info, read, document=digest is not None):
-            yield outcome if cost is None or usage is None else outcome._replace(usd=cost(usage))
+            if prices is not None and usage is not None:
+                # A critic without forwards costs nothing.
+                critic_name = info.config["critic"]["name"] if usage.reward_calls else None
+                rate = prices.rate(info.config["policy"]["name"], critic_name)
+                outcome = outcome._replace(usd=rate.usd(usage))
+            yield outcome
 
     def has_values(self, run: str | None = None) -> bool:
         """Return whether any state in one run's trees has a value.
@@ -365,7 +370,7 @@ class Store:
             ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
             StoreError: As for `plans`.
         """
-        from search.results.stored_tables import cost_of, table_of
+        from search.results.table import table_of
 
         known = None
         if prices is not None:
@@ -378,7 +383,7 @@ class Store:
         outcomes = [
             outcome
             for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
-            for outcome in self.outcomes(run.run, planner, critic, grading, cost_of(run, known))
+            for outcome in self.outcomes(run.run, planner, critic, grading, known)
         ]
         return table_of(self.path, setting, outcomes, baseline)
 
