@@ -689,14 +689,13 @@ def test_progress_rounds_large_figures(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_progress_without_a_terminal_is_shown_while_no_search_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mas_gym.cli.progress._PLAIN_SECONDS", 0.01)
-    shown = ""
+    monkeypatch.setattr("mas_gym.cli.progress._PLAIN_SECONDS", -1.0)
     with RunProgress(["sc:3", "mcts:9,3"], 7) as progress:
-        while "sc:3: 0/7" not in shown:
-            shown += capsys.readouterr().err
+        progress.update(0, 1, Progress(total=7))
         progress.update(1, 1, Progress(done=2, total=7))
-        while "mcts:9,3: 2/7" not in shown:
-            shown += capsys.readouterr().err
+        progress.update(1, 1, Progress(done=2, total=7))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["sc:3: 0/7", *["mcts:9,3: 2/7"] * 2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")

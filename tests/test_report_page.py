@@ -101,7 +101,7 @@ def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: P
         assert values("tokens") == pytest.approx([row.tokens.mean])
         assert values("hit@1") == pytest.approx([row.hits[1].mean])
         if row.curve:
-            assert values("hit@1 over tokens") == pytest.approx([hit for _, hit in row.curve])
+            assert values("hit@1 over tokens") == pytest.approx([point.hit for point in row.curve])
 
 
 def test_different_settings_have_separate_sections(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_report_of_a_graph_with_a_cycle_has_one_calibration_line_per_agent(tmp_p
         [report] = read_reports(opened)
     [groups] = report.calibration.values()
     assert set(groups) <= {0, 1}
-    figure = figures_of(report)["calibration"]()
+    figure = figures_of(report)["calibration"]
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     [agents] = report.agents.values()
     assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)] + ["calibrated"]

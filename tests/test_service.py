@@ -88,15 +88,10 @@ class BrokenPolicy:
         raise self.error
 
 
-POOL = ("concurrency", "queue", "budget", "critic", "kind", "grader", "references", "decimal")
-
-
 def app_of(policy: Any, planner: str = "sc:3", **options: Any) -> Any:
-    pool = {name: options.pop(name) for name in POOL if name in options}
-    searches = {name: pool.pop(name) for name in ("concurrency", "budget", "critic") if name in pool}
+    searches = {name: options.pop(name) for name in ("concurrency", "budget", "critic", "seed") if name in options}
     spec = RunSpec((), mas_gym.load_mas("rpsv"), policy, search.load_planner(planner), **searches)
-    service = Service(spec, **pool)
-    return make_app(service, **options)
+    return make_app(Service(spec, **options))
 
 
 @contextlib.contextmanager

@@ -88,15 +88,9 @@ def matched(
     refused: Callable[[str], None] = lambda reason: None,
     start: Start = start_here,
 ) -> list[tuple[Row, Row, CalibratedSize]]:
-    """Resize every row to meet a cost; return each row before and after resizing, and its calibration.
+    """Resize every row to meet a cost on the calibration problems; return each row before and after, with its size.
 
-    Args:
-        rows: The rows.
-        spec: The settings that all rows share.
-        match: The cost.
-        problems: The calibration problems.
-        refused: Called with the reason for each skipped row.
-        start: As for `measure`.
+    ``refused`` is called with the reason for each skipped row.
 
     Raises:
         ConfigError: No row is left.

@@ -37,19 +37,12 @@ def write_report(
 ) -> list[SettingReport]:
     """Write a store's report as a self-contained HTML page; return its data.
 
-    The trees of a log's clearest failures are separate pages, in the folder ``NAME-trees`` next to the page.
-
-    Args:
-        store: The store.
-        path: The HTML file to write.
-        runs: As for `read_reports`.
-        baseline: As for `read_reports`.
-        figures: Folder for PNG files of the figures; None writes no PNG files.
-        prices: As for `read_reports`.
+    The trees of a log's clearest failures are separate pages, in the folder ``NAME-trees`` next to the page. The
+    figures are also written to a folder as PNG files, if it is given. Other arguments and errors are as for
+    `read_reports`.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        MASGymError: As for `read_reports`.
     """
     sections = []
     reports = read_reports(store, runs, baseline, prices)
@@ -58,9 +51,9 @@ def write_report(
         drawn = figures_of(report)
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
-            for name, draw in drawn.items():
-                save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
-        section = _section(report, {name: data_url(draw()) for name, draw in drawn.items()})
+            for name, figure in drawn.items():
+                save_figure(figure, figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
+        section = _section(report, {name: data_url(figure) for name, figure in drawn.items()})
         sections.append(section._replace(failures=_failures(store, report, trees)))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, render("report.html", title=store.path.name, sections=sections))

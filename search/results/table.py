@@ -134,7 +134,10 @@ class Comparison:
         document = {
             "schema": SCHEMA,
             "meta": dict(self.meta),
-            "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in self.rows],
+            "rows": [
+                {**_finite(row.to_dict()), "shares": row.shares, "curve": [point[:2] for point in row.curve]}
+                for row in self.rows
+            ],
             "differences": [
                 {"of": a.label, "to": b.label, **gap._asdict(), "verdict": gap.verdict}
                 for a, b, gap in (hit_differences(self.rows, self.baseline) if self.rows else ())

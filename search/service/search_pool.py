@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -42,14 +42,19 @@ _LOGGER = logging.getLogger("search")
 
 @dataclass(frozen=True)
 class Service:
-    """What all searches of a service share.
+    """The settings of a service.
 
     Attributes:
         spec: The settings of the searches; it has no problems, and clients may set sampling, seed and a lower budget.
+            Its seed is that of requests without one.
         queue: Maximum number of waiting searches.
         grader: Grades the answers after they are sent; None for no grading.
         references: The problems for which answers are graded; None grades every answer, without a reference.
         decimal: The decimal sign of answers, where it could also separate thousands.
+        model: The model name that clients request.
+        key: The required bearer token; None for no authentication.
+        max_body: Largest request body, in bytes.
+        max_question: Longest question, in UTF-8 bytes; None: only the limits of body and context window apply.
     """
 
     spec: RunSpec
@@ -58,6 +63,10 @@ class Service:
     grader: Grader | None = None
     references: Iterable[Problem] | None = None
     decimal: Decimal = "."
+    model: str = "mas-gym"
+    key: str | None = None
+    max_body: int = 2**20
+    max_question: int | None = None
 
 
 class _Grades:
@@ -124,16 +133,14 @@ class Asked:
         future: The finished search; cancelling it drops the search.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """Start without progress; ``changed`` is called on another thread after each message."""
-        self._changed = changed
+    def __init__(self) -> None:
+        """Start without progress."""
         self.step: tuple[str, Usage] | None = None
         self.future: Future[Searched]
 
     def advance(self, agent: str, usage: Usage) -> None:
-        """Record a message."""
+        """Record a message; called on the scheduler's thread."""
         self.step = agent, usage
-        self._changed()
 
 
 class SearchPool:
@@ -153,21 +160,13 @@ class SearchPool:
         self._thread.start()
         self._open: set[Future[Searched]] = set()
 
-    def submit(
-        self,
-        question: str,
-        seed: int,
-        sampling: Sampling,
-        changed: Callable[[], None],
-        budget: Budget | None = None,
-    ) -> Asked:
+    def submit(self, question: str, seed: int, sampling: Sampling, budget: Budget | None = None) -> Asked:
         """Queue a search.
 
         Args:
             question: The question.
             seed: Together with the question, determines the answer, as far as the engine is deterministic.
             sampling: How the agents sample.
-            changed: Called on another thread after each message.
             budget: Limits in addition to those of the service.
 
         Raises:
@@ -180,7 +179,7 @@ class SearchPool:
         changes: dict[str, object] = {"seed": seed, "sampling": sampling.for_system(self.setup.mas)}
         if budget is not None:
             changes["budget"] = self.setup.budget.tightened(budget)
-        asked = Asked(changed)
+        asked = Asked()
         search = self.scheduler.search(problem, asked.advance, **changes)
         asked.future = asyncio.run_coroutine_threadsafe(search, self._loop)
         self._open.add(asked.future)
