@@ -149,15 +149,8 @@ class ResultRow:
             flat[name], flat[f"{name}_std"] = self.cost(name)
             if name == "tokens" and self.usd is not None:
                 flat["usd"], flat["usd_std"] = self.usd
-        flat["bounded"] = self.bounded
-        if self.cut:
-            flat["cut"] = len(self.cut)
-        if self.reasoning_only:
-            flat["reasoning_only"] = self.reasoning_only
-        if self.unknown:
-            flat["unknown"] = len(self.unknown)
-        if self.arms:
-            flat["arms"] = [share._asdict() for share in self.arms]
+        flat |= {"bounded": self.bounded, "cut": len(self.cut), "reasoning_only": self.reasoning_only}
+        flat |= {"unknown": len(self.unknown), "arms": [share._asdict() for share in self.arms]}
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, need
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import one_line
 from search.pages.templates import render
@@ -117,14 +117,10 @@ class Comparison:
         flat = [row.to_dict() for row in self.rows]
         for line in flat:
             line["seeds"] = " ".join(map(str, line["seeds"]))
-            line["failures"] = json.dumps(line["failures"])
-            if any(row.arms for row in self.rows):
-                line["arms"] = json.dumps(line.get("arms", []))
+            line |= {name: json.dumps(line[name]) for name in ("arms", "failures")}
         out = io.StringIO()
         if flat:
-            # Rows have rare columns, such as ``cut``, only if they need them.
-            names = dict.fromkeys(name for line in sorted(flat, key=len, reverse=True) for name in line)
-            writer = csv.DictWriter(out, names, lineterminator="\n")
+            writer = csv.DictWriter(out, flat[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(flat)
         return out.getvalue()
@@ -151,10 +147,7 @@ class Comparison:
         Raises:
             MissingDependencyError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingDependencyError("to_pandas needs pandas; install it with: pip install pandas") from error
+        frame: type[pandas.DataFrame] = need("pandas", "to_pandas", "data").DataFrame
         gaps = self.differences()
         lines = []
         for row in self.rows:
@@ -162,7 +155,7 @@ class Comparison:
             names = ("difference", "difference_low", "difference_high", "verdict")
             shown = (*gap[:3], gap.verdict) if gap else (None,) * 4
             lines.append({**row.to_dict(), **dict(zip(names, shown, strict=True))})
-        return pandas.DataFrame(lines)
+        return frame(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
         """Draw accuracy against tokens, with the Pareto frontier, to a file (png, svg, pdf).

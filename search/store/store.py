@@ -43,7 +43,7 @@ from search.store.search_rows import (
     snapshot,
     usage_of_row,
 )
-from search.store.stored_grades import Regraded, apply_grades, find_grading, graded_outcome, grades_of, regraded
+from search.store.stored_grades import Regraded, find_grading, graded_outcome, grades_of, regraded
 from search.store.table_schema import FORMAT, Damage, explained
 from search.usage import Usage
 
@@ -165,7 +165,7 @@ class Store:
         def read(columns: Columns) -> Iterator[tuple[Problem, Plan]]:
             grades = {} if digest is None else grades_of(self._connection, columns["id"], digest)
             for row in rows_of(columns):
-                yield problem_of(row), apply_grades(plan_of(row, dynamics), grades.get(row["id"]))
+                yield problem_of(row), plan_of(row, dynamics, grades.get(row["id"]))
 
         for problem, plan in self._batches(info, read, document=trees):
             if failed or plan.error is None:
