@@ -312,7 +312,7 @@ def document_of(row: Row, grades: Grades | None = None) -> Document:
     ends = list(map(StoredCandidate._make, candidates))
     points = [AnytimePoint(calls, tokens, None, *point) for calls, tokens, *point in anytime]
     if grades:
-        new = {node: {"answer": answer, "correct": correct} for node, (answer, correct) in grades.items()}
+        new: Any = {node: {"answer": answer, "correct": correct} for node, (answer, correct) in grades.items()}
         ends = [one._replace(**new.get(one.node, {})) for one in ends]
         points = [one._replace(**new.get(one.node, {})) for one in points]
     return Document(tree, ends, points, requests)

@@ -98,7 +98,8 @@ class Staging:
         if self._connection.execute(query).fetchone()[0]:
             self.agents[START] = None
         query = "SELECT DISTINCT reference FROM questions WHERE reference != 'null' AND kind IS NULL LIMIT ?"
-        guessed = kind or infer_kind([json.loads(text) for (text,) in self._connection.execute(query, (_GUESSED,))])
+        references = [json.loads(text) for (text,) in self._connection.execute(query, (_GUESSED,))]
+        guessed: Any = kind or infer_kind(references)
         # Code from a log is run only on explicit request.
         self.kind = "text" if kind is None and guessed == "code" else guessed
 
