@@ -77,10 +77,10 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
         outcomes += store.outcomes(run.run, planner, critic, prices=prices)
-        if store.has_values(run.run):
-            scored.setdefault(label, []).append(run.run)
         if is_recorded(run.config):
             logs[label] = LogOverview(agents[label], store.plans(run.run))
+        if run.critic or label in logs:
+            scored.setdefault(label, []).append(run.run)
     bins = {
         label: value_bins(
             state for run in runs for _, document in store.documents(run) for state in tree_states(document)

@@ -213,12 +213,6 @@ class Store:
                 outcome = outcome._replace(usd=rate.usd(usage))
             yield outcome
 
-    def has_values(self, run: str | None = None) -> bool:
-        """Return whether any state in one run's trees has a value."""
-        query = "SELECT EXISTS (SELECT 1 FROM searches WHERE run = ? AND scored)"
-        with explained(self.path):
-            return bool(self._connection.execute(query, (self.find(run).run,)).fetchone()[0])
-
     def rows(self, run: str | None = None) -> Iterator[Row]:
         """Read one run's rows of the table ``searches``, including failed searches."""
         return self._batches(self.find(run), rows_of)
