@@ -244,14 +244,13 @@ def measure(
 
     seeds = seeds or [spec.seed]
     stopped: dict[str, Progress] = {}
-    lines = {row.label: line for line, row in enumerate(rows)}
     with RunProgress([row.label for row in rows], len(spec.problems) * len(seeds)) as progress:
 
-        def listen(row: Row, seed: int, now: Progress) -> None:
-            progress.update(lines[row.label], seed, now)
-            watch(row.label, seed, now)
+        def listen(label: str, seed: int, now: Progress) -> None:
+            progress.update(label, seed, now)
+            watch(label, seed, now)
             if now.stopped is not None:
-                stopped[f"{row.label}, seed {seed}"] = now
+                stopped[f"{label}, seed {seed}"] = now
 
         if workers is not None:
             outcomes, stop = measure_in_workers(workers, rows, spec, seeds, look, listen)

@@ -45,7 +45,7 @@ class RunProgress:
 
     def __init__(self, labels: list[str], total: int, graded: bool = True) -> None:
         """Prepare the lines; printing starts when the context is entered."""
-        self._lines = [_Line(label, total) for label in labels]
+        self._lines = {label: _Line(label, total) for label in labels}
         self._graded = graded
         self._console = stderr()
         self._live: Live | None = None
@@ -66,9 +66,9 @@ class RunProgress:
         if self._live is not None:
             self._live.stop()
 
-    def update(self, line: int, run: int, progress: Progress) -> None:
-        """Record the latest snapshot of a run; there are a few per second, even while no search ends."""
-        current = self._lines[line]
+    def update(self, label: str, run: int, progress: Progress) -> None:
+        """Record the latest snapshot of a line's run; there are a few per second, even while no search ends."""
+        current = self._lines[label]
         before = current.runs.get(run)
         current.runs[run] = progress
         changed = before is None or before.done != progress.done
@@ -80,7 +80,7 @@ class RunProgress:
 
     def _open(self) -> list[_Line]:
         """Return the unfinished lines that have begun, or the first one."""
-        open_ = [line for line in self._lines if line.sum().done < line.total]
+        open_ = [line for line in self._lines.values() if line.sum().done < line.total]
         return [line for line in open_ if line.runs] or open_[:1]
 
     def _render(self) -> Text:

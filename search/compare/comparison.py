@@ -70,8 +70,7 @@ def compare(
         pairs = matched(rows, spec, target, sample, lambda reason: warnings.warn(reason, stacklevel=3))
         rows, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
         calibrated = [part for *_, part in pairs]
-    listen = (lambda row, seed, now: progress(row.label, seed, now)) if callable(progress) else progress
-    outcomes, stop = measure(rows, spec, chosen, listen=listen)
+    outcomes, stop = measure(rows, spec, chosen, listen=progress)
     if stop is not None:
         raise stop
     table = tuple(summarize(outcomes))
