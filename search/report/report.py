@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mas_gym.internal.text import cut
@@ -53,8 +53,8 @@ def write_report(
             figures.mkdir(parents=True, exist_ok=True)
             for name, figure in drawn.items():
                 save_figure(figure, figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
-        section = _section(report, {name: data_url(figure) for name, figure in drawn.items()})
-        sections.append(section._replace(failures=_failures(store, report, trees)))
+        pictures = {name: data_url(figure) for name, figure in drawn.items()}
+        sections.append(_section(store, report, pictures, trees))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, render("report.html", title=store.path.name, sections=sections))
     return reports
@@ -71,22 +71,17 @@ _CAPTIONS = {
 }
 
 
-class _Section(NamedTuple):
-    """The values of one section: tables, pictures, and the tables and failures of logs below the pictures."""
-
-    tables: Sequence[TextTable]
-    pictures: Sequence[Mapping[str, str]] = ()
-    more: Sequence[TextTable] = ()
-    failures: Mapping[str, Sequence[Failure]] = {}
-
-
-def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
+def _section(store: Store, report: SettingReport, pictures: Mapping[str, str], trees: Path) -> dict[str, object]:
+    """Return the values of one section: tables, pictures, and the tables and failures of logs below the pictures."""
     found = report.comparison
     more = [table for label, log in report.logs.items() for table in log.tables(label)]
-    more += _stop_table(found.outcomes) + regrade_tables(report.regraded)
-    more += failure_tables(found.rows)
-    shown = [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()]
-    return _Section(text_tables(found.rows, found.title, found.baseline), shown, more)
+    more += _stop_table(found.outcomes) + regrade_tables(report.regraded) + failure_tables(found.rows)
+    return {
+        "tables": text_tables(found.rows, found.title, found.baseline),
+        "pictures": [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()],
+        "more": more,
+        "failures": _failures(store, report, trees),
+    }
 
 
 def _failures(store: Store, report: SettingReport, folder: Path) -> dict[str, list[Failure]]:
