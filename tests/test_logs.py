@@ -293,11 +293,11 @@ def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     written = run_writer.write_search
     calls: list[int] = []
 
-    def stop(*arguments: Any) -> bytes:
+    def stop(*arguments: Any) -> None:
         calls.append(1)
         if len(calls) == 150:
             raise KeyboardInterrupt
-        return written(*arguments)
+        written(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(run_writer, "write_search", stop)
@@ -306,7 +306,6 @@ def test_interrupted_import_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(plans(store)) == 100
     done = search.import_transcripts(path, store)
     assert (done.questions, len(plans(store))) == (250, 250)
-    assert not list(tmp_path.glob("runs.db-import-*"))
     fresh = search.import_transcripts(path, tmp_path / "fresh.db")
     assert fresh.run == done.run
 

@@ -307,7 +307,7 @@ def test_selection_curves_agree_with_drawn_searches(tmp_path: Path) -> None:
     assert [point.bounded for point in found["any"].points] == [0, 0, 1]
     assert found["any"].points[-1].accuracy == sum("yes" in str(samples) for samples in questions) / 3
     assert found["best + hash"].difference(found["majority"], 4).problems == 3
-    assert "Fewer than k" in str(found) and len(found.rows()) == 1 + 9
+    assert "Fewer than k" in str(found) and len(found.table().lines) == 9
 
 
 def test_selection_rejects_distinct_messages_and_unscored_samples(store: Path) -> None:

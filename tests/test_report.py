@@ -260,10 +260,10 @@ def test_curve_contains_the_accuracy_at_smaller_budgets() -> None:
     one = Outcome("mcts:10,3", "", 0, "p", True, 1, 4, 100, anytime=((20, False), (60, True)))
     two = Outcome("mcts:10,3", "", 0, "q", False, 2, 4, 200, anytime=((30, True), (80, False)))
     [row] = summarize([one, two])
-    hits = dict(row.curve)
-    assert [hit for _, hit in row.curve if _ < 50] == [0.5] * sum(spent < 50 for spent, _ in row.curve)
+    hits = {point.tokens: point.hit for point in row.curve}
+    assert [hit for spent, hit in hits.items() if spent < 50] == [0.5] * sum(spent < 50 for spent in hits)
     assert max(hits.values()) == 1.0
-    assert row.curve[-1] == (row.tokens.mean, row.hits[1].mean) == (150, 0.5)
+    assert row.curve[-1][:2] == (row.tokens.mean, row.hits[1].mean) == (150, 0.5)
     assert list(hits) == sorted(hits)
 
 

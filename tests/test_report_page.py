@@ -101,7 +101,7 @@ def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: P
         assert values("tokens") == pytest.approx([row.tokens.mean])
         assert values("hit@1") == pytest.approx([row.hits[1].mean])
         if row.curve:
-            assert values("hit@1 over tokens") == pytest.approx([hit for _, hit in row.curve])
+            assert values("hit@1 over tokens") == pytest.approx([point.hit for point in row.curve])
 
 
 def test_different_settings_have_separate_sections(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_report_of_a_graph_with_a_cycle_has_one_calibration_line_per_agent(tmp_p
         [report] = read_reports(opened)
     [groups] = report.calibration.values()
     assert set(groups) <= {0, 1}
-    figure = figures_of(report)["calibration"]()
+    figure = figures_of(report)["calibration"]
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     [agents] = report.agents.values()
     assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)] + ["calibrated"]
@@ -229,6 +229,7 @@ def test_report_of_a_graph_with_a_cycle_has_one_calibration_line_per_agent(tmp_p
     pages = Pages(path)
     pictures = re.findall(r'src="(/plot/[^"]+)"', pages.page("/", {}))
     assert len(pictures) == (len(report.comparison.rows) > 1)
+    assert "<p>1 row</p>" in pages.page("/", {})
     assert all(pages.plot(picture).count("</svg>") == 1 for picture in pictures)
 
 
@@ -249,7 +250,7 @@ def test_index_and_problem_pages_mark_rows_with_different_problem_sets(tmp_path:
     pages = Pages(path)
     index = pages.page("/", {})
     assert ">8 S1<" in index and ">8 S1*<" in index and ">3 S2<" in index
-    assert "ran on different sets of problems" in index
+    assert "ran on different sets of problems" in index and "<p>3 rows</p>" in index
     first, _, last = re.findall(r'name="a" value="([^"]+)"', index)
     both = pages.page("/problems", {"a": first, "b": last})
     assert "Difference in Hit@1, single minus sc:3:" in both and "too few problems, 3 common problems" in both

@@ -104,15 +104,6 @@ def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None)
     assert len({one.correct for one in found}) == 2
 
 
-def test_run_has_values_if_its_planner_uses_a_critic(whole: Path) -> None:
-    with open_store(whole) as store:
-        runs = store.runs()
-        found = [store.has_values(info.run) for info in runs]
-        trees = [[document.tree for _, document in store.documents(info.run)] for info in runs]
-    assert found == [any(value is not None for tree in some if tree for value in tree["value"]) for some in trees]
-    assert found == [True, True, True, True, False]
-
-
 def test_status_counts_overlapping_time_once_and_excludes_pauses(store: Path) -> None:
     spans = [(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (100.0, 101.5), (0.5, 1.0)]
     connection = FORMAT.connect(store, create=False)

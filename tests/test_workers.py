@@ -88,8 +88,8 @@ def test_workers_give_the_same_rows_as_one_process(tmp_path: Path) -> None:
     def look(row: Row, plan: Plan) -> None:
         seen.append((row.label, plan.problem_id))
 
-    def listen(row: Row, seed: int, now: search.Progress) -> None:
-        done[row.label, seed] = now.done
+    def listen(label: str, seed: int, now: search.Progress) -> None:
+        done[label, seed] = now.done
 
     alone, _ = measure(rows(), spec(), SEEDS)
     shared, stop = measure_in_workers(workers(), rows(), spec(policy=None, store=store), SEEDS, look, listen)
@@ -97,7 +97,7 @@ def test_workers_give_the_same_rows_as_one_process(tmp_path: Path) -> None:
     assert untimed(shared) == untimed(alone)
     assert len(seen) == 36 and set(done.values()) == {6} and len(done) == 6
     stored: list[int] = []
-    again, stop = measure(rows(), spec(store=store), SEEDS, listen=lambda row, seed, now: stored.append(now.stored))
+    again, stop = measure(rows(), spec(store=store), SEEDS, listen=lambda label, seed, now: stored.append(now.stored))
     assert stop is None and untimed(again) == untimed(alone) and stored[-1] == 6
 
 

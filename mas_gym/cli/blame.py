@@ -135,7 +135,7 @@ def _row(one: Blame, agents: Sequence[str], least: float) -> JSONObject:
         "sample": one.sample.place,
         "agent": None if agent is None else agents[agent],
         "turn": None if one.turn is None else one.turn + 1,
-        "message": None if one.turn is None else one.texts[one.turn],
+        "message": None if one.turn is None else one.sample.texts[one.turn],
         "confidence": round(one.confidence, 4),
         "source": one.source,
         "outcomes": [list(outcomes) for outcomes in one.sample.after],
@@ -154,7 +154,7 @@ def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least
     for agent, group in sorted(groups.items(), key=lambda item: -len(item[1])):
         clearest = max(group, key=lambda one: one.confidence)
         assert clearest.turn is not None
-        case = f"{one_line(clearest.sample.problem_id)}: {one_line(clearest.texts[clearest.turn])}"
+        case = f"{one_line(clearest.sample.problem_id)}: {one_line(clearest.sample.texts[clearest.turn])}"
         rows.append(
             [one_line(agents[agent]), Text(str(len(group)), justify="right"), clearest.evidence, brief(case, 80)]
         )

@@ -33,8 +33,7 @@ def compare(
     for path in (out, markdown, latex, json):
         check_folder(path)
     found = compare_results(*files, baseline=baseline, metric=metric)
-    console = stdout()
-    console.print(found.show(console.width))
+    stdout().print(found.show())
     if out is not None:
         found.write_page(out)
         note(f"wrote {out}")

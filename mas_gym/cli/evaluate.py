@@ -14,7 +14,7 @@ from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout, write_outputs
 from mas_gym.cli.option_groups import grouped, typed
-from mas_gym.cli.option_values import check_folder, check_plot, load_weights, policy_label, read_seeds
+from mas_gym.cli.option_values import check_folder, load_weights, policy_label, read_seeds
 from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.run_notes import note_costs, note_judge, note_order, warn_of_misuse
 from mas_gym.cli.worker_processes import read_workers
@@ -90,10 +90,12 @@ def evaluate(
     from search.compare.comparison_runs import start_here
     from search.compare.cost_matching import Match
     from search.option_rules import excluded
+    from search.results.plots import check_figure_path
 
     for path in (*vars(files).values(), options.log_json):
         check_folder(path)
-    check_plot(files.plot)
+    if files.plot is not None:
+        check_figure_path(files.plot)
     numbers = read_seeds(seeds)
     rows = pair_rows(planner or ["single"], critic)
     _check_baseline(rows, baseline)
@@ -127,8 +129,7 @@ def evaluate(
         facts["selection"] = [] if curves is None else curves.to_dicts()
     show(outcomes, title, files, _meta(spec, numbers, facts), baseline)
     if curves is not None:
-        console = stdout()
-        console.print(f"\n{curves.text(console.width)}")
+        stdout().print("", curves.show(), sep="\n")
     if recorded is None:
         note_costs(spec.policy)
         note_judge(spec.problems)
@@ -233,16 +234,9 @@ def measure(
     start: Start | None = None,
     workers: Workers | None = None,
 ) -> tuple[list[Outcome], BaseException | None]:
-    """Run every row with every seed, showing progress; see `search.compare.comparison_runs.measure`.
+    """Run every row with every seed, in this process or in workers, and show the progress.
 
-    Args:
-        rows: The rows.
-        spec: The settings that all rows share.
-        seeds: Run seeds; by default that of ``spec``.
-        look: Called with every plan.
-        watch: Called with a row's label, the seed and every progress update.
-        start: Starts each run; by default in this process.
-        workers: Processes that load the policy and the critics; None for this process.
+    Arguments and results are those of `search.compare.comparison_runs.measure`; ``watch`` receives every update.
     """
     from search.compare.comparison_runs import measure as measure_rows
     from search.compare.comparison_runs import start_here
@@ -250,14 +244,13 @@ def measure(
 
     seeds = seeds or [spec.seed]
     stopped: dict[str, Progress] = {}
-    lines = {row.label: line for line, row in enumerate(rows)}
     with RunProgress([row.label for row in rows], len(spec.problems) * len(seeds)) as progress:
 
-        def listen(row: Row, seed: int, now: Progress) -> None:
-            progress.update(lines[row.label], seed, now)
-            watch(row.label, seed, now)
+        def listen(label: str, seed: int, now: Progress) -> None:
+            progress.update(label, seed, now)
+            watch(label, seed, now)
             if now.stopped is not None:
-                stopped[f"{row.label}, seed {seed}"] = now
+                stopped[f"{label}, seed {seed}"] = now
 
         if workers is not None:
             outcomes, stop = measure_in_workers(workers, rows, spec, seeds, look, listen)

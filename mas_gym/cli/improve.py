@@ -11,6 +11,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.option_groups import grouped
 from mas_gym.cli.option_values import check_folder, read_pairs
+from mas_gym.cli.train import Adapters, Device, Sets
 from mas_gym.internal.rich_tables import text_table
 
 if TYPE_CHECKING:
@@ -45,14 +46,11 @@ def improve(
         str,
         typer.Option("--credit", help="Advantages for grpo, as in mas-gym train agents, with this run's critic."),
     ] = "leave-one-out",
-    adapters: Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")] = "shared",
+    adapters: Adapters = "shared",
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if available.")] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Hyperparameter of the agents' training, such as learning_rate=1e-5. Repeatable."),
-    ] = None,
+    device: Device = None,
+    setting: Sets = None,
 ) -> None:
     """Improve the agents in rounds of search, critic training, evaluation and agent training.
 

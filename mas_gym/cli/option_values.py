@@ -24,15 +24,6 @@ def check_folder(path: Path | None) -> None:
         raise ConfigError(f"{path}: its folder does not exist; create it with: mkdir -p {path.parent}")
 
 
-def check_plot(path: Path | None) -> None:
-    """Check that a plot's format is supported before the run starts."""
-    if path is None:
-        return
-    from search.results.plots import check_figure_path
-
-    check_figure_path(path)
-
-
 def check_kind(kind: str | None) -> Any:
     """Check a kind of answer and return it; ``"number"`` by default."""
     from mas_gym.tasks.base import KINDS

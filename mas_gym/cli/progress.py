@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from search.progress import Progress
 
 _PLAIN_SECONDS = 20.0
-"""Seconds between the lines that show unfinished runs if the output is not a terminal."""
+"""Minimum time between the lines that show unfinished runs if the output is not a terminal."""
 _SHORTEST_LABEL = 8
 
 
@@ -45,12 +45,11 @@ class RunProgress:
 
     def __init__(self, labels: list[str], total: int, graded: bool = True) -> None:
         """Prepare the lines; printing starts when the context is entered."""
-        self._lines = [_Line(label, total) for label in labels]
+        self._lines = {label: _Line(label, total) for label in labels}
         self._graded = graded
         self._console = stderr()
         self._live: Live | None = None
-        self._ended = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._printed = monotonic()
 
     def __enter__(self) -> Self:
         from rich.live import Live
@@ -58,39 +57,31 @@ class RunProgress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5, transient=True)
             self._live.start()
-        else:
-            self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop drawing and restore the terminal."""
-        self._ended.set()
         if self._live is not None:
             self._live.stop()
-        else:
-            self._ticker.join()
 
-    def update(self, line: int, run: int, progress: Progress) -> None:
-        """Record the latest snapshot of a run."""
-        current = self._lines[line]
+    def update(self, label: str, run: int, progress: Progress) -> None:
+        """Record the latest snapshot of a line's run; there are a few per second, even while no search ends."""
+        current = self._lines[label]
         before = current.runs.get(run)
         current.runs[run] = progress
         changed = before is None or before.done != progress.done
         if changed and current.sum().done == current.total:
             self._console.print(self._text(current), soft_wrap=True, style="green")
+        elif self._live is None and monotonic() - self._printed > _PLAIN_SECONDS:
+            self._printed = monotonic()
+            self._console.print(self._text(current), soft_wrap=True)
 
     def _open(self) -> list[_Line]:
         """Return the unfinished lines that have begun, or the first one."""
-        open_ = [line for line in self._lines if line.sum().done < line.total]
+        open_ = [line for line in self._lines.values() if line.sum().done < line.total]
         return [line for line in open_ if line.runs] or open_[:1]
-
-    def _tick(self) -> None:
-        """Show that the runs continue, even if no search ends for a long time."""
-        while not self._ended.wait(_PLAIN_SECONDS):
-            for line in self._open():
-                self._console.print(self._text(line), soft_wrap=True)
 
     def _render(self) -> Text:
         from rich.text import Text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +10,10 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout, write_outputs
 from mas_gym.cli.option_values import check_folder, read_prices
-from mas_gym.errors import ConfigError
 
 
 def report(
-    store: Annotated[
-        Path | None, typer.Argument(metavar="RUNS.DB", help="Store written with --store; optional with --service-log.")
-    ] = None,
+    store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")],
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
     run: opt.RunNames = None,
     baseline: Annotated[str, typer.Option("--against", help="Row to compare the others with.")] = "",
@@ -28,10 +24,6 @@ def report(
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard: scalars and figures.")
     ] = None,
-    service_log: Annotated[
-        Path | None,
-        typer.Option("--service-log", help="Log of mas-gym serve --canary SHARE --log-json FILE: adds a panel."),
-    ] = None,
 ) -> None:
     """Write one HTML page about a run store: tables, intervals, curves, calibration and failures."""
     from search import open_store
@@ -41,18 +33,8 @@ def report(
     for path in (out, markdown, latex):
         check_folder(path)
     costs = read_prices(prices)
-    if store is None and service_log is None:
-        raise ConfigError("expected a store, --service-log FILE or both, got neither; see mas-gym report --help")
-    with nullcontext() if store is None else open_store(store) as opened:
-        reports = write_report(
-            opened,
-            out,
-            runs=run or (),
-            baseline=baseline,
-            figures=figures,
-            prices=costs,
-            service_log=service_log,
-        )
+    with open_store(store) as opened:
+        reports = write_report(opened, out, runs=run or (), baseline=baseline, figures=figures, prices=costs)
     console = stdout()
     for one in reports:
         console.print(one.comparison.show(console.width))

@@ -10,14 +10,14 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
+from mas_gym.cli.evaluate import pair_rows
 from mas_gym.cli.option_groups import grouped
-from mas_gym.cli.option_values import check_folder, check_kind, read_critic, read_planner
+from mas_gym.cli.option_values import check_folder, check_kind, load_weights
 from mas_gym.errors import ConfigError, need
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Task
     from mas_gym.tasks.grading.numbers import Decimal
-    from search import Critic, Planner
 
 _SPARE_CONNECTIONS = 64
 _KEY = "MAS_GYM_SERVE_KEY"
@@ -39,13 +39,6 @@ def serve(
         float | None,
         typer.Option("--seconds", help="Time limit per search, which then returns its best answer so far."),
     ] = None,
-    canary: Annotated[
-        float,
-        typer.Option(
-            "--canary",
-            help="Share of requests, 0 to 1, that are searched again without early stops, to check these stops.",
-        ),
-    ] = 0.0,
     max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Largest request body, in bytes.")] = 2**20,
     max_question: Annotated[
         int, typer.Option("--max-question", min=1, help="Longest question, in bytes; longer ones get status 413.")
@@ -68,30 +61,29 @@ def serve(
 
     key = _key(host)
     check_folder(log_json)
-    algorithm, guide = _search(planner, critic)
+    [row] = pair_rows([planner], [critic] if critic else None)
+    load_weights([row])
     grader, task, kind, decimal = _grading(source)
     spec = agents.load(task, kind)
-    spec = replace(spec, policy=agents.read_policy(spec.mas), planner=algorithm, critic=guide)
-    spec = replace(spec, budget=Budget(seconds=seconds), concurrency=concurrency)
+    spec = replace(spec, policy=agents.read_policy(spec.mas), planner=row.planner, critic=row.critic)
+    spec = replace(spec, seed=seed, budget=Budget(seconds=seconds), concurrency=concurrency)
     service = Service(
-        spec, kind=check_kind(kind), queue=queue, grader=grader, references=task, canary=canary, decimal=decimal
+        spec,
+        kind=check_kind(kind),
+        queue=queue,
+        grader=grader,
+        references=task,
+        decimal=decimal,
+        model=model,
+        key=key,
+        max_body=max_body,
+        max_question=max_question,
     )
-    app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
+    app = make_app(service)
     note(f"Serving {spec.mas.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
     with json_lines(log_json):
         listen(app, host, port, limit=concurrency + queue + _SPARE_CONNECTIONS)
     note("Stopped.")
-
-
-def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
-    _, algorithm = read_planner(planner)
-    if algorithm.needs_critic:
-        return algorithm, read_critic(critic or opt.LIKELIHOOD)
-    if critic:
-        raise ConfigError(
-            f"--critic: {planner} uses no critic; choose a planner that does, such as --planner mcts:10,3"
-        )
-    return algorithm, None
 
 
 def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | None, Decimal]:

@@ -69,7 +69,7 @@ def solve(
     engine = read_policy(policy, agents.cache)
     spec = replace(spec, problems=problems, policy=engine, concurrency=1, budget=Budget(prices=read_prices(prices)))
     with RunProgress([row.label], 1, graded=task is not None) as progress:
-        run = start(row.of(spec, seed, partial(progress.update, 0, seed)))
+        run = start(row.of(spec, seed, partial(progress.update, row.label, seed)))
         [plan] = run
     show(plan, spec, run.cost(plan.usage), graded=task is not None)
     note_costs(engine)

@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 
 FEATURES = "features"
+Adapters = Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if available.")]
 RunName = Annotated[
     str | None, typer.Option("--run", help="Only this run of the store; by default all training and imported runs.")
@@ -237,7 +238,7 @@ def agents(
         ),
     ] = "leave-one-out",
     critic: Annotated[str | None, typer.Option("--critic", help="Critic for credit methods that need values.")] = None,
-    adapters: Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")] = "shared",
+    adapters: Adapters = "shared",
     run: Annotated[str | None, typer.Option("--run", help="Train on this run of the store; by default all.")] = None,
     device: Device = None,
     setting: Sets = None,

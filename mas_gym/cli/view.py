@@ -291,14 +291,11 @@ class Pages:
 def stored_rows(store: Store, runs: Sequence[RunInfo], faults: list[str]) -> list[StoredRow]:
     """Return the rows of the index; rows of one setting are adjacent and sorted by increasing cost.
 
-    Args:
-        store: The store.
-        runs: The runs to read.
-        faults: Receives a message for each run with corrupt searches; its other searches are read.
+    ``faults`` receives a message for each run with corrupt searches; its other searches are read.
     """
     from search.report.store_pages import StoredRow
     from search.results.run_info import settings
-    from search.results.stored_tables import table_of
+    from search.results.table import table_of
 
     found: list[StoredRow] = []
     for setting in settings(runs):

@@ -37,14 +37,12 @@ class Blame(NamedTuple):
         confidence: Probability that it is the first error, in ``[0, 1]``.
         source: ``"siblings"``, ``"critic"`` or ``"replay"``; ``"only author"`` if all other
             messages are repetitions; ``"silent"`` if nothing is known.
-        texts: The messages.
     """
 
     sample: FailedSample
     turn: int | None
     confidence: float
     source: str
-    texts: tuple[str, ...]
 
     def agent(self, least: float = SURE) -> int | None:
         """Return the index of the blamed agent; None if the confidence is below ``least``."""
@@ -98,36 +96,29 @@ def blame_failures(plans: Iterable[Plan], values: Values = stored_values, least:
         values: The critic. The mean value after the first messages serves as the value before them.
         least: Probability from which the outcomes of siblings suffice.
     """
-    failed: list[tuple[FailedSample, tuple[str, ...], Sequence[float]]] = []
+    failed: list[tuple[FailedSample, Sequence[float]]] = []
     first: list[float] = []
     agreement = SharedMessages()
     for plan in plans:
         if plan.tree is None:
             continue
         first += values(plan, [plan.tree.path(one.node)[1] for one in plan.candidates if one.node])
-        for sample in failed_samples(plan, agreement):
-            texts = tuple(plan.tree.states[node].text for node in sample.nodes)
-            failed.append((sample, texts, values(plan, sample.nodes)))
+        failed += [(sample, values(plan, sample.nodes)) for sample in failed_samples(plan, agreement)]
     before = math.fsum(first) / len(first) if first else 0.0
-    return [_blame(sample, agreement, texts, scores, before, least) for sample, texts, scores in failed]
+    return [_blame(sample, agreement, scores, before, least) for sample, scores in failed]
 
 
 def _blame(
-    sample: FailedSample,
-    agreement: SharedMessages,
-    texts: tuple[str, ...],
-    scores: Sequence[float],
-    before: float,
-    least: float,
+    sample: FailedSample, agreement: SharedMessages, scores: Sequence[float], before: float, least: float
 ) -> Blame:
     found = sample.first_error(agreement)
     if found is not None and found[1] >= least:
-        return Blame(sample, *found, SIBLINGS, texts)
+        return Blame(sample, *found, SIBLINGS)
     if sample.repeats.count(False) == 1:
-        return Blame(sample, sample.repeats.index(False), 1.0, ONLY_AUTHOR, texts)
+        return Blame(sample, sample.repeats.index(False), 1.0, ONLY_AUTHOR)
     if len(scores):
-        return Blame(sample, *_largest_share(sample, falls(scores, before)), CRITIC, texts)
-    return Blame(sample, None, 0.0, SILENT, texts) if found is None else Blame(sample, *found, SIBLINGS, texts)
+        return Blame(sample, *_largest_share(sample, falls(scores, before)), CRITIC)
+    return Blame(sample, None, 0.0, SILENT) if found is None else Blame(sample, *found, SIBLINGS)
 
 
 def _largest_share(sample: FailedSample, found: Sequence[float]) -> tuple[int, float]:

@@ -70,8 +70,7 @@ def compare(
         pairs = matched(rows, spec, target, sample, lambda reason: warnings.warn(reason, stacklevel=3))
         rows, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
         calibrated = [part for *_, part in pairs]
-    listen = (lambda row, seed, now: progress(row.label, seed, now)) if callable(progress) else progress
-    outcomes, stop = measure(rows, spec, chosen, listen=listen)
+    outcomes, stop = measure(rows, spec, chosen, listen=progress)
     if stop is not None:
         raise stop
     table = tuple(summarize(outcomes))
@@ -88,15 +87,9 @@ def matched(
     refused: Callable[[str], None] = lambda reason: None,
     start: Start = start_here,
 ) -> list[tuple[Row, Row, CalibratedSize]]:
-    """Resize every row to meet a cost; return each row before and after resizing, and its calibration.
+    """Resize every row to meet a cost on the calibration problems; return each row before and after, with its size.
 
-    Args:
-        rows: The rows.
-        spec: The settings that all rows share.
-        match: The cost.
-        problems: The calibration problems.
-        refused: Called with the reason for each skipped row.
-        start: As for `measure`.
+    ``refused`` is called with the reason for each skipped row.
 
     Raises:
         ConfigError: No row is left.

@@ -153,8 +153,8 @@ def start_here(spec: RunSpec, critic_spec: str) -> Run:
     return start(spec)
 
 
-Listen = Callable[[Row, int, Progress], None] | bool
-"""Takes the row, the seed and every progress update; True for a bar per run in this process."""
+Listen = Callable[[str, int, Progress], None] | bool
+"""Takes a row's label, the seed and every progress update; True for a bar per run in this process."""
 
 
 def measure(
@@ -185,7 +185,7 @@ def measure(
     outcomes: list[Outcome] = []
     for row, seed in product(rows, seeds or (spec.seed,)):
         found: list[Outcome] = []
-        progress = partial(listen, row, seed) if callable(listen) else listen
+        progress = partial(listen, row.label, seed) if callable(listen) else listen
         run = start(row.of(spec, seed, progress), row.critic_spec)
 
         def take(plan: Plan, row: Row = row, seed: int = seed, run: Run = run, found: list[Outcome] = found) -> None:

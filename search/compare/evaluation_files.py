@@ -232,10 +232,9 @@ def _store(path: Path, metric: str) -> Iterator[Evaluation]:
         for setting in settings(store.runs()):
             scores: dict[str, list[Score]] = {}
             for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
-                label = f"{planner} + {critic}" if critic else planner
                 for one in store.outcomes(run.run, planner, critic):
                     score = Score(one.problem_id, None if one.correct is None else float(one.correct))
-                    scores.setdefault(label, []).append(score)
+                    scores.setdefault(one.label, []).append(score)
             for label, found in scores.items():
                 yield _evaluation(label, _metric(path, ("correct",), metric), found, str(path))
 

@@ -30,18 +30,11 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import load_mas
 from search.compare.blame import largest_fall
 from search.compare.reliability import Bin, ScoredState, gap, value_bins
-from search.compare.transcripts import (
-    NOBODY,
-    LabeledTranscript,
-    Scored,
-    ScoringCost,
-    divide,
-    read_labeled,
-    score_transcripts,
-)
+from search.compare.transcripts import NOBODY, LabeledTranscript, Scored, divide, read_labeled, score_transcripts
 from search.critic_registry import load_critic
 from search.protocol import Critic
 from search.results.intervals import Counts, Interval, bootstrap
+from search.usage import Usage
 
 Rule = Literal["value", "fall"]
 RULES: tuple[Rule, ...] = ("value", "fall")
@@ -195,12 +188,12 @@ class FirstErrorFigures:
     pairwise: float | None
     pairs: int
     by_depth: dict[int, DepthFigures]
-    cost: ScoringCost
+    cost: Usage
 
     def to_dict(self) -> JSONObject:
         """Return a JSON-serializable form."""
         flat = asdict(self)
-        for name, part in (("threshold", self.threshold), ("f1_interval", self.f1_interval), ("cost", self.cost)):
+        for name, part in (("threshold", self.threshold), ("f1_interval", self.f1_interval)):
             flat[name] = None if part is None else part._asdict()
         flat["by_depth"] = {
             str(depth): {**found._asdict(), "bins": [one._asdict() for one in found.bins]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mas_gym.errors import ConfigError
-from mas_gym.internal.rich_tables import text_table
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
 from mas_gym.internal.whole_files import write_file
@@ -29,6 +27,8 @@ from search.results.table_formats import (
     latex_table,
     markdown_document,
     percent_cell,
+    printed,
+    shown_tables,
 )
 
 if TYPE_CHECKING:
@@ -213,24 +213,12 @@ class PairedResults:
         sections = [{"tables": self.tables(), "pictures": (), "more": self.flip_tables(), "failures": {}}]
         write_file(path, render("report.html", title=f"Paired comparison with {self.baseline}", sections=sections))
 
-    def show(self, width: int = _WIDTH) -> RenderableType:
+    def show(self) -> RenderableType:
         """Return the tables and the first flipped questions as a rich renderable."""
-        from rich.console import Group
-        from rich.text import Text
-
-        parts: list[RenderableType] = []
-        for table in [*self.tables(), *self.flip_tables(_FLIPS)]:
-            parts += [Text(table.title, style="bold"), text_table(table.head, table.lines, words=table.words)]
-            if table.note:
-                parts.append(Text(f"{table.note}\n", style="dim"))
-        return Group(*parts)
+        return shown_tables([*self.tables(), *self.flip_tables(_FLIPS)])
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
-        console.print(self.show())
-        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+        return printed(self.show(), _WIDTH)
 
     def __repr__(self) -> str:
         gaps = (f"{one_line(name)} {gap_cells(one.gap)[0]}" for name, one in self.differences.items())

@@ -95,7 +95,7 @@ def replay(
     known = {problem.id: problem for problem in problems if problem.id in wanted}
     for one in blames:
         names = tuple(speakers[agent] for agent in one.sample.speakers)
-        transcripts[known[one.sample.problem_id].question][names, one.texts] = None
+        transcripts[known[one.sample.problem_id].question][names, one.sample.texts] = None
     planner = Continuations({question: tuple(found) for question, found in transcripts.items()}, n)
     replies = {question: [texts[:-1] for _, texts in found] for question, found in transcripts.items()}
     outcomes: dict[tuple[str, Texts], Outcomes] = {}
@@ -136,7 +136,7 @@ def _outcomes(plan: Plan, transcripts: Iterable[Texts], n: int) -> dict[Texts, O
 
 def _judged(one: Blame, outcomes: Mapping[tuple[str, Texts], Outcomes], n: int) -> Blame:
     sample = one.sample
-    found = [outcomes.get((sample.problem_id, one.texts[:length])) for length in range(len(one.texts))]
+    found = [outcomes.get((sample.problem_id, sample.texts[:length])) for length in range(len(sample.texts))]
     if any(outcome is None for outcome in found):
         return one
     # The end of the transcript is known to be wrong.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.json_types import JSONObject
@@ -15,10 +16,13 @@ from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
 from search.protocol import Critic, Planner
 from search.results.accuracy_at_k import SelectionCurve, selection_curve
-from search.results.table_formats import gap_cells, interval_cell, percent_cell
+from search.results.table_formats import TextTable, gap_cells, interval_cell, percent_cell, printed, shown_tables
 from search.runs import load_spec, start
 from search.store import Recorded
 from search.store.recorded_runs import as_recorded
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SIZES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Default sample counts of curves; counts up to the maximum per question are used."""
@@ -44,13 +48,10 @@ class Selection:
         known = ", ".join(repr(curve.label) for curve in self.curves)
         raise ConfigError(f"expected the label of one curve ({known}), got {label!r}")
 
-    def rows(self, without: Sequence[str] = ()) -> list[tuple[str, ...]]:
-        """Return the table as text: a header, then a line per rule and number of samples.
-
-        Args:
-            without: Columns to omit; columns that are empty in every line are always omitted.
-        """
-        lines = [("Choice", "k", "Accuracy", "95% interval", "Against majority", "TOK", "Fewer than k")]
+    def table(self) -> TextTable:
+        """Return the table as text, with a line per rule and number of samples; empty columns are omitted."""
+        head = ("Choice", "k", "Accuracy", "95% interval", "Against majority", "TOK", "Fewer than k")
+        lines = []
         for curve in self.curves:
             for point in curve.points:
                 gap = curve.difference(self.curves[0], point.k) if curve.rule == "best" else None
@@ -65,24 +66,9 @@ class Selection:
                         percent_cell(point.bounded) if point.bounded else "",
                     )
                 )
-        columns = list(zip(*lines, strict=True))
-        kept = [column for column in columns if column[0] not in without and not {*column[1:]} <= {"", "0"}]
-        return list(zip(*kept, strict=True))
-
-    def text(self, width: int) -> str:
-        """Return the table and its caption; columns are omitted until the table fits."""
-        for without in ((), ("TOK",), ("TOK", "Fewer than k"), ("TOK", "Fewer than k", "95% interval")):
-            lines = self.rows(without)
-            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-            if sum(widths) + 2 * len(widths) - 2 <= width:
-                break
-        table = [
-            "  ".join(
-                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
-            )
-            for line in lines
-        ]
-        return "\n".join([*table, self.caption])
+        kept = [column for column in zip(head, *lines, strict=True) if not {*column[1:]} <= {"", "0"}]
+        head, *lines = zip(*kept, strict=True)
+        return TextTable(head, lines, note=self._caption([column[0] for column in kept]))
 
     def to_dicts(self) -> list[JSONObject]:
         """Return one JSON-serializable mapping per rule, critic and number of samples."""
@@ -92,22 +78,22 @@ class Selection:
             for point in curve.points
         ]
 
-    def __str__(self) -> str:
-        return self.text(_WIDTH)
+    def show(self) -> RenderableType:
+        """Return the table and its caption as a rich renderable."""
+        return shown_tables([self.table()])
 
-    @property
-    def caption(self) -> str:
-        """Explanation of the figures."""
-        points = [point for curve in self.curves for point in curve.points]
-        tokens = " TOK: recorded tokens of the k samples." if any(point.tokens for point in points) else ""
-        fewer = (
-            " Fewer than k: % of questions with fewer than k samples, which are all drawn."
-            if any(p.bounded for p in points)
-            else ""
-        )
+    def __str__(self) -> str:
+        return printed(self.show(), _WIDTH)
+
+    def _caption(self, columns: Sequence[str]) -> str:
+        meanings = {
+            "TOK": " TOK: recorded tokens of the k samples.",
+            "Fewer than k": " Fewer than k: % of questions with fewer than k samples, which are all drawn.",
+        }
         return (
             f"{self.questions:,} questions. Accuracy of choosing among k recorded samples, in %: exact means over all "
-            f"draws of k, with 95% intervals over questions.{tokens}{fewer}"
+            "draws of k, with 95% intervals over questions."
+            + "".join(meaning for name, meaning in meanings.items() if name in columns)
         )
 
 

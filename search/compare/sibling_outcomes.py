@@ -44,6 +44,7 @@ class FailedSample(NamedTuple):
         place: Position of the sample among the candidates, from 0.
         nodes: The node of each message in the plan's tree.
         speakers: Index of the agent that wrote each message.
+        texts: The messages.
         repeats: Whether each message only repeats an earlier one.
         after: Outcomes of the samples that share the first ``s`` messages, for ``s`` from 0 to the number of messages;
             the failed sample is included.
@@ -53,6 +54,7 @@ class FailedSample(NamedTuple):
     place: int
     nodes: tuple[int, ...]
     speakers: tuple[int, ...]
+    texts: tuple[str, ...]
     repeats: tuple[bool, ...]
     after: tuple[Outcomes, ...]
 
@@ -153,12 +155,10 @@ def failed_samples(plan: Plan, agreement: SharedMessages) -> list[FailedSample]:
             continue
         nodes = tuple(tree.path(one.node)[1:])
         states = [tree.states[node] for node in nodes]
-        texts = [*(state.text for state in states[:-1]), mas.final_text(states[-1].text)]
-        speakers = tuple(state.speaker for state in states)
+        texts, speakers = tuple(state.text for state in states), tuple(state.speaker for state in states)
+        repeats = repeated((*texts[:-1], mas.final_text(texts[-1])), speakers, one.answer)
         after = tuple(Outcomes(*outcomes[prefix]) for prefix in path)
-        found.append(
-            FailedSample(plan.problem_id, place, nodes, speakers, repeated(texts, speakers, one.answer), after)
-        )
+        found.append(FailedSample(plan.problem_id, place, nodes, speakers, texts, repeats, after))
     return found
 
 

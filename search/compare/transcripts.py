@@ -36,6 +36,7 @@ from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.results.run_info import is_recorded
 from search.store.store import is_database, open_store
 from search.tree import Proposal
+from search.usage import Usage
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 NOBODY = -1
@@ -226,21 +227,12 @@ class Scored(NamedTuple):
     error: str | None = None
 
 
-class ScoringCost(NamedTuple):
-    """The cost of scoring: forward passes of the critic, and the tokens of a judge."""
-
-    reward_calls: int = 0
-    critic_tokens: int = 0
-    critic_prompt_tokens: int = 0
-    unread_verdicts: int = 0
-
-
 def score_transcripts(
     transcripts: Sequence[LabeledTranscript],
     critic: Critic,
     mas: MAS | None = None,
     listen: Callable[[int], None] = lambda done: None,
-) -> tuple[list[Scored], ScoringCost]:
+) -> tuple[list[Scored], Usage]:
     """Score every prefix of every transcript; for outcome critics only whole transcripts.
 
     If the critic cannot score a transcript, the result's ``error`` states the reason. ``mas`` overrides the
@@ -258,7 +250,7 @@ def score_transcripts(
             f"expected a critic that scores single states, got {critic.name!r}, which compares states of one search"
         )
     found: list[Scored] = []
-    cost = ScoringCost()
+    cost = Usage()
     waiting: dict[int, Sequence[ScoringContext]] = {}
     checked: set[str] = set()
 
@@ -269,8 +261,10 @@ def score_transcripts(
                 raise outcome
             found.append(_scored(transcripts[place], outcome))
             if isinstance(outcome, Scores):
-                spent = (0 if critic.free else critic.calls * len(outcome)), *outcome.cost()
-                cost = ScoringCost(*(before + more for before, more in zip(cost, spent, strict=True)))
+                calls, (tokens, read, unread) = 0 if critic.free else critic.calls * len(outcome), outcome.cost()
+                cost += Usage(
+                    reward_calls=calls, critic_tokens=tokens, critic_prompt_tokens=read, unread_verdicts=unread
+                )
         waiting.clear()
         listen(len(found))
 

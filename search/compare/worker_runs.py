@@ -71,7 +71,7 @@ def measure_in_workers(
             found[index].append(outcome_of(plan, row.name, row.critic_name, seed, usd))
             look(row, plan)
         elif callable(listen):
-            listen(row, seed, message)
+            listen(row.label, seed, message)
 
     prepare = partial(_Loaded, replace(spec, concurrency=max(1, spec.concurrency // workers.processes)), workers)
     jobs = [(replace(row, critic=None), seed) for row, seed in runs]

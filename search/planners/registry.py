@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pkgutil import resolve_name
 from typing import Any
 
@@ -104,26 +104,6 @@ def load_planner(spec: str | Planner) -> Planner:
         return as_planner(planner)
     except ConfigError as error:
         raise ConfigError(f"planner {spec!r}: {error}") from None
-
-
-def whole_search(planner: Planner) -> Planner:
-    """Return a planner without its early stops: the planner without ``stop``, or the last stage of a cascade.
-
-    With the same seed, the returned planner draws the same messages and more, so its answer is the one without the
-    early stop. A planner that never stops early is returned unchanged.
-
-    >>> planner_spec(whole_search(load_planner("cascade:single>mcts:20,6,stop=0.9@0.6")))
-    'mcts:20,6'
-    """
-    if isinstance(planner, planners.Cascade):
-        return whole_search(planner.stages[-1])
-    if isinstance(planner, PlannerWrapper):
-        return replace(planner, planner=whole_search(planner.planner))
-    if not takes_stop(planner):
-        return planner
-    never: Any = {"stop": 1.0 if isinstance(planner, planners.SelfConsistency) else None}
-    changed: Planner = replace(planner, **never)  # type: ignore[type-var]
-    return changed
 
 
 def takes_stop(planner: object) -> bool:

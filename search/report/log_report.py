@@ -126,7 +126,7 @@ class LogOverview:
             verdict = f"{self.agents[place]}, probability {one.confidence:.2f} ({one.evidence})"
         messages = tuple(
             Said(self.agents[speaker], cut(text, LONGEST), place is not None and turn == one.turn)
-            for turn, (speaker, text) in enumerate(zip(one.sample.speakers, one.texts, strict=True))
+            for turn, (speaker, text) in enumerate(zip(one.sample.speakers, one.sample.texts, strict=True))
         )
         return Failure(one.sample.problem_id, messages, verdict)
 

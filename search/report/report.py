@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mas_gym.internal.text import cut
@@ -13,7 +13,6 @@ from mas_gym.internal.whole_files import write_file
 from search.pages.templates import render
 from search.pages.tree_page import write_tree_page
 from search.prices import Prices
-from search.report.canary_panel import canary_panel
 from search.report.log_report import LONGEST, Failure
 from search.report.report_data import SettingReport, read_reports
 from search.report.report_figures import data_url, figures_of
@@ -28,48 +27,36 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    store: Store | None,
+    store: Store,
     path: Path,
     *,
     runs: Iterable[str] = (),
     baseline: str = "",
     figures: Path | None = None,
     prices: Prices | None = None,
-    service_log: Path | None = None,
 ) -> list[SettingReport]:
     """Write a store's report as a self-contained HTML page; return its data.
 
-    The trees of a log's clearest failures are separate pages, in the folder ``NAME-trees`` next to the page.
-
-    Args:
-        store: The store; None for a page about only a service.
-        path: The HTML file to write.
-        runs: As for `read_reports`.
-        baseline: As for `read_reports`.
-        figures: Folder for PNG files of the figures; None writes no PNG files.
-        prices: As for `read_reports`.
-        service_log: A log of ``mas-gym serve`` with canary requests, which adds a panel (`search.report.canary_panel`).
+    The trees of a log's clearest failures are separate pages, in the folder ``NAME-trees`` next to the page. The
+    figures are also written to a folder as PNG files, if it is given. Other arguments and errors are as for
+    `read_reports`.
 
     Raises:
-        DataError: The log contains no canary request.
         MissingDependencyError: matplotlib is not installed.
-        MASGymError: As for `read_reports`.
     """
-    sections = [] if service_log is None else [_Section([canary_panel(service_log)])]
-    reports = [] if store is None else read_reports(store, runs, baseline, prices)
+    sections = []
+    reports = read_reports(store, runs, baseline, prices)
     trees = path.with_name(f"{path.stem}-trees")
     for number, report in enumerate(reports, 1):
         drawn = figures_of(report)
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
-            for name, draw in drawn.items():
-                save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
-        section = _section(report, {name: data_url(draw()) for name, draw in drawn.items()})
-        sections.append(section._replace(failures=_failures(store, report, trees)))
+            for name, figure in drawn.items():
+                save_figure(figure, figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
+        pictures = {name: data_url(figure) for name, figure in drawn.items()}
+        sections.append(_section(store, report, pictures, trees))
     path.parent.mkdir(parents=True, exist_ok=True)
-    source = store.path if store is not None else service_log
-    assert source is not None, "expected a store or a log"
-    write_file(path, render("report.html", title=source.name, sections=sections))
+    write_file(path, render("report.html", title=store.path.name, sections=sections))
     return reports
 
 
@@ -84,30 +71,23 @@ _CAPTIONS = {
 }
 
 
-class _Section(NamedTuple):
-    """The values of one section: tables, pictures, and the tables and failures of logs below the pictures."""
-
-    tables: Sequence[TextTable]
-    pictures: Sequence[Mapping[str, str]] = ()
-    more: Sequence[TextTable] = ()
-    failures: Mapping[str, Sequence[Failure]] = {}
-
-
-def _section(report: SettingReport, pictures: Mapping[str, str]) -> _Section:
+def _section(store: Store, report: SettingReport, pictures: Mapping[str, str], trees: Path) -> dict[str, object]:
+    """Return the values of one section: tables, pictures, and the tables and failures of logs below the pictures."""
     found = report.comparison
     more = [table for label, log in report.logs.items() for table in log.tables(label)]
-    more += _stop_table(found.outcomes) + regrade_tables(report.regraded)
-    more += failure_tables(found.rows)
-    shown = [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()]
-    return _Section(text_tables(found.rows, found.title, found.baseline), shown, more)
+    more += _stop_table(found.outcomes) + regrade_tables(report.regraded) + failure_tables(found.rows)
+    return {
+        "tables": text_tables(found.rows, found.title, found.baseline),
+        "pictures": [{"url": url, "caption": _CAPTIONS[name]} for name, url in pictures.items()],
+        "more": more,
+        "failures": _failures(store, report, trees),
+    }
 
 
-def _failures(store: Store | None, report: SettingReport, folder: Path) -> dict[str, list[Failure]]:
+def _failures(store: Store, report: SettingReport, folder: Path) -> dict[str, list[Failure]]:
     """Return the clearest failures of each log, and write the trees of their questions into a folder."""
     found: dict[str, list[Failure]] = {}
     runs = {label: run.run for run, (label, _) in zip(report.setting.runs, report.setting.labels, strict=True)}
-    if store is None:
-        return found
     for label, log in report.logs.items():
         for one in log.failures:
             problem, plan = store.search(one.problem, runs[label])
@@ -129,7 +109,7 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[TextTable]:
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
         if one.error is None and one.correct is not None:
-            groups.setdefault(f"{one.planner} + {one.critic}" if one.critic else one.planner, []).append(one)
+            groups.setdefault(one.label, []).append(one)
     for label, group in groups.items():
         settled = [one for one in group if (one.stopped or "").startswith(("settled", "majority settled"))]
         if not settled:

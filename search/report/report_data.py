@@ -13,7 +13,7 @@ from search.prices import Prices
 from search.report.log_report import LogOverview
 from search.results.outcomes import Outcome
 from search.results.run_info import Setting, is_recorded, settings
-from search.results.stored_tables import cost_of, table_of
+from search.results.table import table_of
 
 if TYPE_CHECKING:
     from search import Store
@@ -76,18 +76,18 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
         agents[label] = tuple(agent.name for agent in run.mas.agents)
-        outcomes += store.outcomes(run.run, planner, critic, cost=cost_of(run, prices))
-        if store.has_values(run.run):
-            scored.setdefault(label, []).append(run.run)
+        outcomes += store.outcomes(run.run, planner, critic, prices=prices)
         if is_recorded(run.config):
             logs[label] = LogOverview(agents[label], store.plans(run.run))
+        if run.critic or label in logs:
+            scored.setdefault(label, []).append(run.run)
     bins = {
         label: value_bins(
             state for run in runs for _, document in store.documents(run) for state in tree_states(document)
         )
         for label, runs in scored.items()
     }
-    known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
+    known = any(baseline in (one.label, one.planner) for one in outcomes)
     return SettingReport(
         setting,
         table_of(store.path, setting, outcomes, baseline if known else ""),

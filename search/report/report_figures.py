@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from search.compare.reliability import Bin
 from search.report.report_data import SettingReport
 from search.results.intervals import wilson
-from search.results.outcomes import Outcome
 from search.results.plots import (
     COLORS,
     FAINT,
@@ -28,37 +27,29 @@ from search.results.plots import (
     plot_text,
     tradeoff_figure,
 )
-from search.results.summary import CurvePoint, ResultRow, anytime_curve
+from search.results.summary import HIT_RANKS, ResultRow
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
-_RANKS = (1, 2, 3, 5, 8, 10)
 
-
-def figures_of(report: SettingReport) -> dict[str, Callable[[], Figure]]:
-    """Return, by figure name, the function that draws the figure."""
+def figures_of(report: SettingReport) -> dict[str, Figure]:
+    """Return the figures by name."""
     rows = [row for row in report.comparison.rows if row.drawable]
-    found: dict[str, Callable[[], Figure]] = {}
+    found: dict[str, Figure] = {}
     if rows:
-        found["accuracy-tokens"] = lambda: tradeoff_figure(rows)
-        found["accuracy-calls"] = lambda: tradeoff_figure(rows, cost="agent_calls")
-    curves = {row.label: anytime_curve(_of(report, row)) for row in rows}
-    curves = {label: curve for label, curve in curves.items() if curve}
-    if curves:
-        found["anytime"] = lambda: _anytime_figure(curves)
-    ranked = [row for row in rows if 5 in row.hits]
+        found["accuracy-tokens"] = tradeoff_figure(rows)
+        found["accuracy-calls"] = tradeoff_figure(rows, cost="agent_calls")
+    curved = [row for row in rows if row.curve]
+    if curved:
+        found["anytime"] = _anytime_figure(curved)
+    ranked = [row for row in rows if len(row.hits) > 1]
     if ranked:
-        found["hits"] = lambda: _hits_figure({row.label: _of(report, row) for row in ranked})
+        found["hits"] = _hits_figure(ranked)
     if report.calibration:
-        found["calibration"] = lambda: _calibration_figure(report.calibration, report.agents)
+        found["calibration"] = _calibration_figure(report.calibration, report.agents)
     return found
-
-
-def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
-    named = [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
-    return [one for one in named if one.correct is not None]
 
 
 def _looks() -> Iterator[dict[str, Any]]:
@@ -71,30 +62,30 @@ def _figure(lines: int, height: float = HEIGHT) -> Figure:
     return figure_class()(figsize=(WIDTH, height + legend_height(lines)), dpi=200, layout="constrained")
 
 
-def _anytime_figure(curves: Mapping[str, Sequence[CurvePoint]]) -> Figure:
-    figure = _figure(len(curves))
+def _anytime_figure(rows: Sequence[ResultRow]) -> Figure:
+    figure = _figure(len(rows))
     axes, handles = figure.subplots(), []
-    for (label, curve), look in zip(curves.items(), _looks(), strict=False):
-        spent = [point.tokens for point in curve]
-        handles += axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=plot_text(label), **look)
-        low, high = ([100 * end for end in ends] for ends in zip(*(point.interval for point in curve), strict=True))
+    for row, look in zip(rows, _looks(), strict=False):
+        spent, hits = [point.tokens for point in row.curve], [100 * point.hit for point in row.curve]
+        handles += axes.plot(spent, hits, lw=1.8, label=plot_text(row.label), **look)
+        low, high = ([100 * end for end in ends] for ends in zip(*(point.interval for point in row.curve), strict=True))
         axes.fill_between(spent, low, high, color=look["color"], alpha=0.15, lw=0)
     dress(axes, "generated tokens per problem", "Hit@1 (%) if stopped there")
-    spent = [point.tokens for curve in curves.values() for point in curve]
+    spent = [point.tokens for row in rows for point in row.curve]
     axes.set_xscale("log")
     plain_log_ticks(axes, min(spent), max(spent))
     add_legend(figure, handles)
     return figure
 
 
-def _hits_figure(groups: Mapping[str, Sequence[Outcome]]) -> Figure:
-    figure = _figure(len(groups))
+def _hits_figure(rows: Sequence[ResultRow]) -> Figure:
+    figure = _figure(len(rows))
     axes, handles = figure.subplots(), []
-    for (label, group), look in zip(groups.items(), _looks(), strict=False):
-        hits = [100 * sum(one.hit(k) for one in group) / len(group) for k in _RANKS]
-        handles += axes.plot(_RANKS, hits, marker="o", ms=5, label=plot_text(label), **look)
+    for row, look in zip(rows, _looks(), strict=False):
+        hits = [100 * spread.mean for spread in row.hits.values()]
+        handles += axes.plot(list(row.hits), hits, marker="o", ms=5, label=plot_text(row.label), **look)
     dress(axes, "k", "Hit@k (%)")
-    axes.set_xticks(_RANKS)
+    axes.set_xticks(HIT_RANKS)
     add_legend(figure, handles)
     return figure
 

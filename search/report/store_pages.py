@@ -102,14 +102,9 @@ def index_page(
     drawn: bool = False,
     regraded: Sequence[Regraded] = (),
 ) -> str:
-    """Return the page that lists all rows.
+    """Return the page that lists all rows, regraded runs, and the errors of runs that could not be read.
 
-    Args:
-        title: The page's heading.
-        rows: The rows.
-        faults: Error messages of runs that could not be read.
-        drawn: Whether to show a plot, at ``/plot/ROW``, for each setting in which several rows have token counts.
-        regraded: The regraded runs.
+    If ``drawn``, it shows a plot, at ``/plot/ROW``, for each setting in which several rows have token counts.
     """
     settings: dict[str, list[StoredRow]] = {}
     for row in rows:

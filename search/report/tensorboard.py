@@ -29,8 +29,8 @@ def write_tensorboard(reports: Sequence[SettingReport], folder: Path) -> None:
                 writer.add_scalar(f"hit@{k}", spread.mean, 0)
             for name in ("tokens", "agent_calls", "reward_calls"):
                 writer.add_scalar(name, row.cost(name).mean, 0)
-            for tokens, hit in row.curve:
-                writer.add_scalar("hit@1 over tokens", hit, round(tokens))
+            for point in row.curve:
+                writer.add_scalar("hit@1 over tokens", point.hit, round(point.tokens))
             writer.close()
 
 
@@ -40,8 +40,8 @@ def _write_images(report: SettingReport, folder: Path) -> None:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     writer = EventFileWriter(str(folder))
-    for name, draw in figures_of(report).items():
-        figure, out = draw(), io.BytesIO()
+    for name, figure in figures_of(report).items():
+        out = io.BytesIO()
         figure.savefig(out, format="png")
         width, height = (round(side * figure.dpi) for side in figure.get_size_inches())
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=out.getvalue())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from search.plan import Plan
 from search.usage import TagUsage
@@ -58,6 +61,11 @@ class Outcome(NamedTuple):
     reasoning_only: int = 0
     answer: str | None = None
 
+    @property
+    def label(self) -> str:
+        """Planner and critic in one string."""
+        return f"{self.planner} + {self.critic}" if self.critic else self.planner
+
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
         return bool(self.correct) or (k > 1 and self.hit_rank is not None and self.hit_rank <= k)
@@ -92,3 +100,26 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int, usd: float | No
         reasoning_only=usage.reasoning_only,
         answer=plan.answer,
     )
+
+
+def outcomes_of(columns: Mapping[str, Sequence[Any]], planner: str, critic: str, seed: int) -> Iterable[Outcome]:
+    """Return the outcomes of stored searches from their columns, without their trees.
+
+    Each equals `outcome_of` the plan in the store.
+    """
+    graded = zip(columns["correct"], columns["error"], strict=True)
+    found = {
+        **columns,
+        "planner": repeat(planner),
+        "critic": repeat(critic),
+        "seed": repeat(seed),
+        "problem_id": columns["problem"],
+        "correct": [None if correct is None else bool(correct) and error is None for correct, error in graded],
+        "tokens": columns["generated_tokens"],
+        # One document is parsed faster than many.
+        "anytime": [tuple(map(tuple, curve)) for curve in json.loads(f"[{','.join(columns['curve'])}]")],
+        "order_varied": repeat(False),
+        "usd": repeat(None),
+        "cut": [tokens > 0 for tokens in columns["dropped_tokens"]],
+    }
+    return map(Outcome._make, zip(*(found[name] for name in Outcome._fields), strict=False))

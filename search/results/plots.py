@@ -98,7 +98,7 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
         axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=NO_CRITIC, linewidth=1.2, zorder=1)
     for row in drawn:
         if row.curve and cost == "tokens":
-            stops, hits = zip(*row.curve, strict=True)
+            stops, hits = zip(*(point[:2] for point in row.curve), strict=True)
             axes.plot(stops, [100 * hit for hit in hits], color=colors[row.planner], linewidth=1.3, alpha=0.6, zorder=2)
     if handles:
         add_legend(figure, handles, columns)

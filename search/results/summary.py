@@ -52,6 +52,14 @@ class Spread(NamedTuple):
     std: float | None
 
 
+class CurvePoint(NamedTuple):
+    """The result of searches that stop at one budget: mean tokens spent, and Hit@1 with its 95% interval."""
+
+    tokens: float
+    hit: float
+    interval: Interval
+
+
 @dataclass(frozen=True)
 class ResultRow:
     """One line of the table: a planner with a critic.
@@ -72,8 +80,8 @@ class ResultRow:
         seconds: Wall-clock seconds per search; depends on the machine and its load.
         failures: Number of failed searches by reason, most frequent first.
         shares: Share of correct searches by problem id, for problems with a known outcome.
-        curve: Tokens per problem and Hit@1 if every search had stopped at the same budget, for increasing budgets;
-            empty for methods with an answer that never changes.
+        curve: The results if every search had stopped at the same budget, for increasing budgets; empty for methods
+            with an answer that never changes.
         uneven: Whether the seeds finished different problems, so that Hit@1 averages different problem sets.
         usd: USD per problem; None without prices.
         bounded: Share of searches that requested more messages than a recorded run contains.
@@ -95,7 +103,7 @@ class ResultRow:
     seconds: Spread
     failures: dict[str, int]
     shares: dict[str, float]
-    curve: tuple[tuple[float, float], ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
     uneven: bool = False
     usd: Spread | None = None
     bounded: float = 0.0
@@ -141,15 +149,8 @@ class ResultRow:
             flat[name], flat[f"{name}_std"] = self.cost(name)
             if name == "tokens" and self.usd is not None:
                 flat["usd"], flat["usd_std"] = self.usd
-        flat["bounded"] = self.bounded
-        if self.cut:
-            flat["cut"] = len(self.cut)
-        if self.reasoning_only:
-            flat["reasoning_only"] = self.reasoning_only
-        if self.unknown:
-            flat["unknown"] = len(self.unknown)
-        if self.arms:
-            flat["arms"] = [share._asdict() for share in self.arms]
+        flat |= {"bounded": self.bounded, "cut": len(self.cut), "reasoning_only": self.reasoning_only}
+        flat |= {"unknown": len(self.unknown), "arms": [share._asdict() for share in self.arms]}
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 
@@ -235,7 +236,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         seconds=mean(lambda o: o.seconds),
         failures=dict(Counter(o.error for o in chain(*runs) if o.error is not None).most_common()),
         shares=shares,
-        curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
+        curve=tuple(anytime_curve(group)),
         uneven=any(some != problems[0] for some in problems),
         usd=mean(lambda o: o.usd or 0.0) if all(o.usd is not None for o in group) else None,
         bounded=sum(o.unrecorded > 0 for o in group) / len(group),
@@ -250,14 +251,6 @@ def _arm_shares(outcomes: Sequence[Outcome]) -> tuple[ArmShare, ...]:
     total = sum((Usage(tags=outcome.tags) for outcome in outcomes if outcome.tags), Usage()).tags
     chosen, n = max(1, sum(arm.chosen for arm in total)), len(outcomes)
     return tuple(ArmShare(a.tag, a.calls / n, a.generated_tokens / n, a.chosen / chosen) for a in total)
-
-
-class CurvePoint(NamedTuple):
-    """The result of searches that stop at one budget: mean tokens spent, and Hit@1 with its 95% interval."""
-
-    tokens: float
-    hit: float
-    interval: Interval
 
 
 def anytime_curve(outcomes: Iterable[Outcome]) -> list[CurvePoint]:

@@ -8,22 +8,33 @@ import json
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, need
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.text import one_line
 from search.pages.templates import render
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome
 from search.results.plots import save_tradeoff
-from search.results.summary import SCHEMA, ResultRow, find_row, hit_differences
-from search.results.table_formats import ARM_TITLE, best_hit, latex_table, markdown_document, report, text_tables
+from search.results.run_info import Setting
+from search.results.summary import SCHEMA, ResultRow, find_row, hit_differences, summarize
+from search.results.table_formats import (
+    ARM_TITLE,
+    best_hit,
+    latex_table,
+    markdown_document,
+    printed,
+    report,
+    text_tables,
+)
 
 if TYPE_CHECKING:
     import pandas
+    from rich.console import RenderableType
 
 
 CALIBRATION_PROBLEMS = 30
@@ -106,14 +117,10 @@ class Comparison:
         flat = [row.to_dict() for row in self.rows]
         for line in flat:
             line["seeds"] = " ".join(map(str, line["seeds"]))
-            line["failures"] = json.dumps(line["failures"])
-            if any(row.arms for row in self.rows):
-                line["arms"] = json.dumps(line.get("arms", []))
+            line |= {name: json.dumps(line[name]) for name in ("arms", "failures")}
         out = io.StringIO()
         if flat:
-            # Rows have rare columns, such as ``cut``, only if they need them.
-            names = dict.fromkeys(name for line in sorted(flat, key=len, reverse=True) for name in line)
-            writer = csv.DictWriter(out, names, lineterminator="\n")
+            writer = csv.DictWriter(out, flat[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(flat)
         return out.getvalue()
@@ -123,7 +130,10 @@ class Comparison:
         document = {
             "schema": SCHEMA,
             "meta": dict(self.meta),
-            "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in self.rows],
+            "rows": [
+                {**_finite(row.to_dict()), "shares": row.shares, "curve": [point[:2] for point in row.curve]}
+                for row in self.rows
+            ],
             "differences": [
                 {"of": a.label, "to": b.label, **gap._asdict(), "verdict": gap.verdict}
                 for a, b, gap in (hit_differences(self.rows, self.baseline) if self.rows else ())
@@ -137,10 +147,7 @@ class Comparison:
         Raises:
             MissingDependencyError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingDependencyError("to_pandas needs pandas; install it with: pip install pandas") from error
+        frame: type[pandas.DataFrame] = need("pandas", "to_pandas", "data").DataFrame
         gaps = self.differences()
         lines = []
         for row in self.rows:
@@ -148,7 +155,7 @@ class Comparison:
             names = ("difference", "difference_low", "difference_high", "verdict")
             shown = (*gap[:3], gap.verdict) if gap else (None,) * 4
             lines.append({**row.to_dict(), **dict(zip(names, shown, strict=True))})
-        return pandas.DataFrame(lines)
+        return frame(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
         """Draw accuracy against tokens, with the Pareto frontier, to a file (png, svg, pdf).
@@ -159,18 +166,13 @@ class Comparison:
         """
         return save_tradeoff(self.rows, Path(path), self.title)
 
-    def show(self, width: int = _WIDTH) -> object:
+    def show(self, width: int = _WIDTH) -> RenderableType:
         """Return the whole result as a rich renderable."""
         return report(self.rows, self.title, width, self.baseline)
 
     def __str__(self) -> str:
         """Return what ``print`` shows."""
-        from rich.console import Console
-
-        # In a notebook, rich would display the table instead of writing it to the file.
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
-        console.print(self.show())
-        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+        lines = [printed(self.show(), _WIDTH)]
         if self.calibrated:
             lines.append(calibrated_on(self.calibrated[0].problems))
         return "\n".join([*lines, *map(str, self.calibrated)])
@@ -186,6 +188,15 @@ class Comparison:
 
 def _finite(flat: JSONObject) -> JSONObject:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in flat.items()}
+
+
+def table_of(store: Path, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
+    """Return the table of one setting of a store, with rows by increasing cost."""
+    rows = tuple(sorted(summarize(outcomes), key=lambda row: (math.isnan(row.tokens.mean), row.tokens.mean)))
+    name = find_row(rows, baseline).label if rows else ""
+    seeds = sorted({run.config["seed"] for run in setting.runs})
+    facts = {"store": store.name, "seeds": seeds, "baseline": name}
+    return Comparison(rows, tuple(outcomes), name, setting.title, facts)
 
 
 def calibrated_on(problems: int) -> str:

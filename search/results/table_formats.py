@@ -5,9 +5,10 @@ The plot shows accuracy against cost, as in the paper's first figure.
 
 from __future__ import annotations
 
+import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mas_gym.internal.rich_tables import text_table
@@ -164,9 +165,29 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
             for name, cell in list(zip(first.head, cells, strict=True))[first.words :]:
                 text.append(f"{name:>12} {cell}\n" if cell != _DASH else "", style="not bold")
         parts = [text]
-    parts.append(Text(first.note, style="dim"))
-    for one in more:
-        parts += [Text(""), text_table(one.head, one.lines, one.title, one.words)]
+    return Group(*parts, Text(first.note + "\n" * bool(more), style="dim"), shown_tables(more))
+
+
+def printed(shown: RenderableType, width: int) -> str:
+    """Return a rich renderable as text of at most ``width`` characters per line."""
+    from rich.console import Console
+
+    # In a notebook, rich would display the table instead of writing it to the file.
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False)
+    console.print(shown)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+
+def shown_tables(tables: Iterable[TextTable]) -> RenderableType:
+    """Return tables with their titles and notes as a rich renderable."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for table in tables:
+        parts += [Text(table.title, style="bold")] if table.title else []
+        parts.append(text_table(table.head, table.lines, words=table.words))
+        parts += [Text(f"{table.note}\n", style="dim")] if table.note else []
     return Group(*parts)
 
 

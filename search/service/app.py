@@ -43,7 +43,7 @@ from search.service.chat_format import (
     usage_document,
 )
 from search.service.search_pool import Asked, SearchPool, Service
-from search.service.telemetry import Families, family
+from search.service.telemetry import family
 from search.service.waiting_connections import WaitingLimits
 
 if TYPE_CHECKING:
@@ -58,32 +58,15 @@ _PROGRESS_SECONDS = 0.1
 _IDLE_SECONDS = 30
 
 
-def make_app(
-    service: Service,
-    *,
-    model: str = "mas-gym",
-    seed: int = 42,
-    key: str | None = None,
-    max_body: int = 2**20,
-    max_question: int | None = None,
-) -> FastAPI:
-    """Return the service as an ASGI app.
+def make_app(service: Service) -> FastAPI:
+    """Return a service as an ASGI app.
 
     Without a key, the app answers only requests with a local ``Host`` and ``Origin``, so that no web page can use it,
     not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels all open searches;
     their clients get status 503.
-
-    Args:
-        service: The search that produces the answers.
-        model: The model name that clients request.
-        seed: The seed of requests without a seed.
-        key: The required bearer token; None for no authentication.
-        max_body: Largest request body, in bytes.
-        max_question: Longest question, in UTF-8 bytes; None: only the limits of body and context window apply.
     """
     pool = SearchPool(service)
-    bounds = [n for n in (max_question, pool.setup.policy.max_prompt_bytes) if n is not None]
-    front = _Front(pool, model, seed, key, max_body, min(bounds, default=None))
+    front = _Front(service, pool)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -115,7 +98,7 @@ class _Guard:
         app: ASGIApp = self._app
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            if self._front.key is None:
+            if self._front.service.key is None:
                 if (fault := foreign(headers.get("host"), headers.get("origin"))) is not None:
                     app = self._front.reply(ApiError(403, fault, kind="permission_error"))
             elif scope["path"] != "/health" and not self._front.authorised(headers):
@@ -127,11 +110,10 @@ class _Guard:
 class _Front:
     """The routes."""
 
-    def __init__(
-        self, pool: SearchPool, model: str, seed: int, key: str | None, max_body: int, max_question: int | None
-    ) -> None:
-        self.pool, self.model, self.seed, self.key = pool, model, seed, key
-        self.max_body, self.max_question = max_body, max_question
+    def __init__(self, service: Service, pool: SearchPool) -> None:
+        self.service, self.pool, self.model = service, pool, service.model
+        bounds = [n for n in (service.max_question, pool.setup.policy.max_prompt_bytes) if n is not None]
+        self._max_question = min(bounds, default=None)
         self._read = pool.setup.mas.final_text
         self.stopping = False
         self._open: set[Asked] = set()
@@ -139,7 +121,7 @@ class _Front:
         self.answers: Counter[int] = Counter()
         self.started = int(time.time())
         self._registry = CollectorRegistry()
-        self._registry.register(Families(self._families))
+        self._registry.register(self)
 
     def stop(self) -> None:
         """Cancel every open search before the server exits."""
@@ -160,7 +142,8 @@ class _Front:
     async def metrics(self) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
-    def _families(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current metrics."""
         answers = {(str(status),): float(n) for status, n in sorted(self.answers.items())}
         yield family("counter", "requests", answers, ("status",))
         for name in ("agent_calls", "generated_tokens", "reward_calls", "cancelled_searches", "stopped_searches"):
@@ -168,35 +151,25 @@ class _Front:
         if self.pool.grades is not None:
             graded = {(verdict,): float(number) for verdict, number in self.pool.grades.counts.items()}
             yield family("counter", "graded_answers", graded, ("verdict",))
-        if self.pool.canary is not None:
-            checked = {(outcome,): float(number) for outcome, number in self.pool.canary.counts.items()}
-            yield family("counter", "canary_searches", checked, ("outcome",))
         for name, value in self._load().items():
             yield family("gauge", f"{name}_searches", {(): value})
 
     async def chat(self, request: Request) -> Response:
         asked = parse_chat(await self._body(request), self.model)
-        check_question(asked.question, self.max_question)
-        changed = asyncio.Event()
-        running = self._submit(asked, changed, read_limits(request.headers.get("x-mas-budget")))
+        check_question(asked.question, self._max_question)
+        running = self._submit(asked, read_limits(request.headers.get("x-mas-budget")))
         if asked.stream:
-            return StreamingResponse(self._stream(asked, running, changed), media_type="text/event-stream")
+            return StreamingResponse(self._stream(asked, running), media_type="text/event-stream")
         plan = await self._whole(request, running)
         self._count(plan)
         return _json(completion_document(plan, asked, self.model, self._read))
 
-    def _submit(self, asked: ChatRequest, changed: asyncio.Event, limits: Budget | None) -> Asked:
-        loop = asyncio.get_running_loop()
-
-        def announce() -> None:
-            # The event loop is closed if the server stops while a search is running.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(changed.set)
-
+    def _submit(self, asked: ChatRequest, limits: Budget | None) -> Asked:
         if self.stopping:
             raise _stopping()
-        seed = self.seed if asked.seed is None else asked.seed
-        running = self.pool.submit(asked.question, seed, asked.sampling(self.pool.setup.sampling), announce, limits)
+        setup = self.pool.setup
+        seed = setup.seed if asked.seed is None else asked.seed
+        running = self.pool.submit(asked.question, seed, asked.sampling(setup.sampling), limits)
         self._open.add(running)
         return running
 
@@ -207,18 +180,19 @@ class _Front:
     def authorised(self, headers: Headers) -> bool:
         """Return whether a request has the key or no key is required."""
         sent = headers.get("authorization", "").encode("utf-8", "replace")
-        return self.key is None or hmac.compare_digest(sent, f"Bearer {self.key}".encode())
+        key = self.service.key
+        return key is None or hmac.compare_digest(sent, f"Bearer {key}".encode())
 
     async def _body(self, request: Request) -> bytes:
         length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self.max_body:
+        if length.isdecimal() and int(length[:20]) > self.service.max_body:
             raise self._too_large()
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
                     body += part
-                    if len(body) > self.max_body:
+                    if len(body) > self.service.max_body:
                         raise self._too_large()
         except TimeoutError:
             raise ApiError(408, f"expected the body within {BODY_SECONDS:g} seconds") from None
@@ -227,7 +201,7 @@ class _Front:
         return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"expected a body of at most {self.max_body:,} bytes; shorten the question")
+        return ApiError(413, f"expected a body of at most {self.service.max_body:,} bytes; shorten the question")
 
     async def _whole(self, request: Request, running: Asked) -> Plan:
         """Wait for the plan or for the client to disconnect."""
@@ -272,30 +246,25 @@ class _Front:
             if failed and not self._read(best.text):
                 raise ApiError(500, f"the program failed: {error}", kind="server_error")
 
-    async def _stream(self, asked: ChatRequest, running: Asked, changed: asyncio.Event) -> AsyncIterator[str]:
+    async def _stream(self, asked: ChatRequest, running: Asked) -> AsyncIterator[str]:
         """Yield progress during the search, then the answer; the search ends when the client disconnects."""
         ident, search = f"chatcmpl-{uuid.uuid4().hex}", asyncio.ensure_future(self._plan(running))
-        finished = False
+        finished, sent = False, time.monotonic()
+        shown: object = None
         try:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
             while not finished:
-                stepped = asyncio.ensure_future(changed.wait())
-                try:
-                    either = asyncio.FIRST_COMPLETED
-                    await asyncio.wait((search, stepped), timeout=_KEEP_ALIVE_SECONDS, return_when=either)
-                finally:
-                    stepped.cancel()
-                step = running.step
-                if changed.is_set() and step is not None:
-                    changed.clear()
+                # With slow readers or fast searches, send fewer lines instead of growing a queue.
+                await asyncio.wait((search,), timeout=_PROGRESS_SECONDS)
+                finished, step = search.done(), running.step
+                if step is not None and step is not shown:
+                    shown, sent = step, time.monotonic()
                     agent, usage = step
                     line = f"{agent}: {usage.agent_calls} agent calls, {usage.generated_tokens} tokens\n"
                     yield sse(chunk(ident, self.model, {"reasoning_content": line}))
-                elif not search.done():
+                elif time.monotonic() - sent > _KEEP_ALIVE_SECONDS:
+                    sent = time.monotonic()
                     yield ": still searching\n\n"
-                finished = search.done()
-                # With slow readers or fast searches, send fewer lines instead of growing the queue.
-                await asyncio.wait((search,), timeout=_PROGRESS_SECONDS)
             try:
                 plan = search.result()
             except ApiError as error:

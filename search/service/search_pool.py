@@ -10,10 +10,9 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from queue import Full, Queue
 
@@ -26,7 +25,6 @@ from mas_gym.tasks.task_classes import ProblemTask
 from search.budget import Budget
 from search.engine.journal import Journal
 from search.engine.scheduler import Scheduler, Searched
-from search.service.canary import Canary, make_canary
 from search.service.chat_format import ApiError
 from search.setup import RunSpec, make_setup
 from search.usage import Usage
@@ -44,15 +42,19 @@ _LOGGER = logging.getLogger("search")
 
 @dataclass(frozen=True)
 class Service:
-    """What all searches of a service share.
+    """The settings of a service.
 
     Attributes:
         spec: The settings of the searches; it has no problems, and clients may set sampling, seed and a lower budget.
+            Its seed is that of requests without one.
         queue: Maximum number of waiting searches.
         grader: Grades the answers after they are sent; None for no grading.
         references: The problems for which answers are graded; None grades every answer, without a reference.
-        canary: Share of the requests to repeat without early stops after the answer is sent.
         decimal: The decimal sign of answers, where it could also separate thousands.
+        model: The model name that clients request.
+        key: The required bearer token; None for no authentication.
+        max_body: Largest request body, in bytes.
+        max_question: Longest question, in UTF-8 bytes; None: only the limits of body and context window apply.
     """
 
     spec: RunSpec
@@ -60,8 +62,11 @@ class Service:
     queue: int = 256
     grader: Grader | None = None
     references: Iterable[Problem] | None = None
-    canary: float = 0.0
     decimal: Decimal = "."
+    model: str = "mas-gym"
+    key: str | None = None
+    max_body: int = 2**20
+    max_question: int | None = None
 
 
 class _Grades:
@@ -128,16 +133,14 @@ class Asked:
         future: The finished search; cancelling it drops the search.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """Start without progress; ``changed`` is called on another thread after each message."""
-        self._changed = changed
+    def __init__(self) -> None:
+        """Start without progress."""
         self.step: tuple[str, Usage] | None = None
         self.future: Future[Searched]
 
     def advance(self, agent: str, usage: Usage) -> None:
-        """Record a message."""
+        """Record a message; called on the scheduler's thread."""
         self.step = agent, usage
-        self._changed()
 
 
 class SearchPool:
@@ -149,7 +152,6 @@ class SearchPool:
         task = ProblemTask.of([], grader=Ungraded(decimal=service.decimal))
         self.setup = make_setup(replace(service.spec, problems=task))
         self._journal = Journal(self.setup, concurrency=self.setup.concurrency)
-        self.canary = make_canary(service.canary, service.spec.planner, self.setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
         self.scheduler = Scheduler(self.setup)
@@ -158,21 +160,13 @@ class SearchPool:
         self._thread.start()
         self._open: set[Future[Searched]] = set()
 
-    def submit(
-        self,
-        question: str,
-        seed: int,
-        sampling: Sampling,
-        changed: Callable[[], None],
-        budget: Budget | None = None,
-    ) -> Asked:
+    def submit(self, question: str, seed: int, sampling: Sampling, budget: Budget | None = None) -> Asked:
         """Queue a search.
 
         Args:
             question: The question.
             seed: Together with the question, determines the answer, as far as the engine is deterministic.
             sampling: How the agents sample.
-            changed: Called on another thread after each message.
             budget: Limits in addition to those of the service.
 
         Raises:
@@ -182,45 +176,16 @@ class SearchPool:
             raise ApiError(429, "too many searches are waiting; try again later", retry_after=1)
         kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
         problem = Problem(PROBLEM_ID, question, "", kind)
-        sampling = sampling.for_system(self.setup.mas)
-        changes: dict[str, object] = {"seed": seed, "sampling": sampling}
+        changes: dict[str, object] = {"seed": seed, "sampling": sampling.for_system(self.setup.mas)}
         if budget is not None:
             changes["budget"] = self.setup.budget.tightened(budget)
-        asked = Asked(changed)
-        asked.future = self._start(problem, self._ended, asked.advance, **changes)
-        if self.canary is not None and self.canary.chosen(question, seed):
-            check = partial(self._search_in_full, self.canary, problem, seed, sampling)
-            asked.future.add_done_callback(check)
+        asked = Asked()
+        search = self.scheduler.search(problem, asked.advance, **changes)
+        asked.future = asyncio.run_coroutine_threadsafe(search, self._loop)
+        self._open.add(asked.future)
+        asked.future.add_done_callback(self._open.discard)
+        asked.future.add_done_callback(self._ended)
         return asked
-
-    def _start(
-        self,
-        problem: Problem,
-        ended: Callable[[Future[Searched]], object],
-        on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
-        **changes: object,
-    ) -> Future[Searched]:
-        """Search a problem on the scheduler's thread."""
-        search = self.scheduler.search(problem, on_message, **changes)
-        future = asyncio.run_coroutine_threadsafe(search, self._loop)
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
-        future.add_done_callback(ended)
-        return future
-
-    def _search_in_full(
-        self, canary: Canary, problem: Problem, seed: int, sampling: Sampling, future: Future[Searched]
-    ) -> None:
-        """Repeat a request of the canary share in full; runs on the scheduler's thread."""
-        if future.cancelled() or future.exception() is not None or future.result().plan.error is not None:
-            return
-        plan = future.result().plan
-        if plan.stopped is None:
-            canary.add("unstopped")
-        elif self.scheduler.closed or len(self._open) >= self.setup.concurrency:
-            canary.add("dropped", stopped=plan.stopped)
-        else:
-            self._start(problem, partial(canary.compare, plan), seed=seed, sampling=sampling, planner=canary.planner)
 
     def _ended(self, future: Future[Searched]) -> None:
         """Log a finished search and queue its answer for grading; runs on the scheduler's thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,19 +79,14 @@ def metrics(port: int | None) -> Iterator[ProgressListener]:
         yield lambda run, seed, progress: None
         return
     client = need("prometheus_client", "counting metrics", "metrics")
-    runs: dict[tuple[str, str], Progress] = {}
-    registry = client.CollectorRegistry()
-    registry.register(Families(lambda: _run_families(dict(runs))))
+    runs, registry = _Runs(), client.CollectorRegistry()
+    registry.register(runs)
     try:
         server, thread = client.start_http_server(port, "127.0.0.1", registry)
     except OSError as error:
         raise ConfigError(f"--metrics: port {port} cannot be used ({error.strerror}); choose another") from error
-
-    def watch(run: str, seed: int, progress: Progress) -> None:
-        runs[run, str(seed)] = progress
-
     try:
-        yield watch
+        yield runs.watch
     finally:
         server.shutdown()
         server.server_close()
@@ -132,17 +127,6 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
             yield
 
 
-class Families:
-    """A collector that calls a function for its metrics at each scrape."""
-
-    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the current metrics."""
-        return self._families()
-
-
 def family(kind: str, name: str, values: Mapping[Any, float], labels: tuple[str, ...] = ()) -> Metric:
     """Return a ``"counter"`` or ``"gauge"`` called ``mas_gym_NAME`` with a value for each tuple of label values."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
@@ -154,17 +138,26 @@ def family(kind: str, name: str, values: Mapping[Any, float], labels: tuple[str,
     return made
 
 
-def _run_families(runs: Mapping[tuple[str, str], Progress]) -> Iterator[Metric]:
-    labels = ("run", "seed")
-    ended: dict[tuple[str, ...], float] = {}
-    for key, now in runs.items():
-        ended[*key, "right"] = now.correct
-        ended[*key, "failed"] = now.failed
-        ended[*key, "wrong"] = now.done - now.correct - now.failed
-    yield family("counter", "searches", ended, (*labels, "outcome"))
-    for name in _USAGE:
-        yield family("counter", name, {key: asdict(now.usage)[name] for key, now in runs.items()}, labels)
-    yield family("gauge", "open_searches", {key: now.open for key, now in runs.items()}, labels)
-    yield family("gauge", "run_seconds", {key: now.usage.seconds for key, now in runs.items()}, labels)
-    totals = {key: float(now.total) for key, now in runs.items() if now.total is not None}
-    yield family("gauge", "searches_wanted", totals, labels)
+class _Runs:
+    """The latest snapshot of each run, by its name and seed."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, str], Progress] = {}
+
+    def watch(self, run: str, seed: int, progress: Progress) -> None:
+        self._runs[run, str(seed)] = progress
+
+    def collect(self) -> Iterator[Metric]:
+        runs, labels = dict(self._runs), ("run", "seed")
+        ended: dict[tuple[str, ...], float] = {}
+        for key, now in runs.items():
+            ended[*key, "right"] = now.correct
+            ended[*key, "failed"] = now.failed
+            ended[*key, "wrong"] = now.done - now.correct - now.failed
+        yield family("counter", "searches", ended, (*labels, "outcome"))
+        for name in _USAGE:
+            yield family("counter", name, {key: asdict(now.usage)[name] for key, now in runs.items()}, labels)
+        yield family("gauge", "open_searches", {key: now.open for key, now in runs.items()}, labels)
+        yield family("gauge", "run_seconds", {key: now.usage.seconds for key, now in runs.items()}, labels)
+        totals = {key: float(now.total) for key, now in runs.items() if now.total is not None}
+        yield family("gauge", "searches_wanted", totals, labels)

@@ -8,7 +8,6 @@
 | `run_lock` | allows only one writer per run |
 | `search_rows` | writes and reads the rows of runs and searches |
 | `table_schema` | defines the tables and their checksums |
-| `read_results` | reads the results for tables, without the trees |
 | `regrading`, `stored_grades` | grade stored searches again; read these grades |
 | `transcript_import` | writes recorded transcripts as runs |
 | `recorded_runs` | opens runs to search them again |

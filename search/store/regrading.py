@@ -70,7 +70,6 @@ def regrade(
     *,
     problem_of: Callable[[Problem], Problem | None] = lambda problem: problem,
     references: object = None,
-    listen: Callable[[int], None] = lambda done: None,
 ) -> Regrade:
     """Regrade every finished search of a run.
 
@@ -81,7 +80,6 @@ def regrade(
         label: The name of the grading.
         problem_of: Returns the problem to grade with, such as one with a corrected answer; None omits the search.
         references: The data that determines ``problem_of``, for the identity of the grading.
-        listen: Called with the number of searches graded so far.
 
     Raises:
         IdentityError: The grader has no identity.
@@ -122,7 +120,6 @@ def regrade(
                 found.append(Change(stored.id, *content.candidates[0][2:], answer, correct))
             with transaction(connection):
                 connection.executemany("INSERT OR REPLACE INTO grades VALUES (?, ?, ?, ?)", rows)
-            listen(len(found))
     if damage is not None:
         raise StoreError(f"{damage}; graded {len(found):,} searches") from damage
     changed = tuple(one for one in found if (one.answer, one.correct) != (one.new_answer, one.new_correct))

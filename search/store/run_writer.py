@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -196,19 +195,11 @@ class RunWriter:
     def save(self, problem: Problem, plan: Plan, origins: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
         """Write a finished search and its cost in one transaction."""
         seeds = {key: origin.seed for key, origin in origins.items() if origin.seed is not None}
-        before, mark = (self._fresh, self._facts), None
-        try:
-            with explained(self.path), transaction(self._connection):
-                mark = write_search(self._connection, self.run, problem, plan, seeds)
-                self._spend(plan.usage)
-        except BaseException:
-            # Ctrl-C can come right after the commit.
-            with suppress(sqlite3.Error):
-                key = (search_id(self.run, problem.id),)
-                found = self._connection.execute("SELECT checksum FROM searches WHERE id = ?", key).fetchone()
-                if mark is None or found != (mark,):
-                    self._fresh, self._facts = before
-            raise
+        with explained(self.path), transaction(self._connection):
+            write_search(self._connection, self.run, problem, plan, seeds)
+            fresh = self._spend(plan.usage)
+        # Ctrl-C may come before this line: the caller then has not counted the cost either, and adds it at the end.
+        self._fresh = fresh
 
     def save_all(self, searches: Iterable[tuple[Problem, Plan]]) -> None:
         """Write new searches, with no cost, in one transaction."""
@@ -221,18 +212,20 @@ class RunWriter:
         """Add the cost of dropped searches, which are not saved."""
         try:
             with explained(self.path), transaction(self._connection):
-                self._spend(usage)
+                self._fresh = self._spend(usage)
         except StoreError as error:
             # The run is ending, possibly because of this error.
             logger.warning("the cost of dropped searches is not counted: %s", error)
 
-    def _spend(self, usage: Usage) -> None:
-        self._fresh += usage
-        total = replace(self.spent + self._fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
+    def _spend(self, usage: Usage) -> Usage:
+        """Write the run's cost with that of another search; return the cost in this process."""
+        fresh = self._fresh + usage
+        total = replace(self.spent + fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
         # This includes the cost so far of open requests, because servers do not refund it.
         money = money_of(self._meters)
         paid = {} if money is None else {"money": self._money + money - self._paid}
         self._note(spent=total.to_dict(), **paid)
+        return fresh
 
     def close(self) -> None:
         """Close the file and release the run; safe to call twice."""

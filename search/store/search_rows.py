@@ -36,6 +36,8 @@ Columns = Mapping[str, Sequence[Any]]
 """The columns of ``searches`` for some searches; the documents only if they were requested."""
 Row = dict[str, Any]
 """A row of ``searches`` by column."""
+Grades = Mapping[int | None, tuple[str | None, bool]]
+"""The answer in a node's message and whether it is right, by node; the chosen candidate comes first."""
 
 _TEXTS = ("problem", "question", "reference", "answer", "error", "stopped")
 _NODES: dict[str, set[type]] = {
@@ -102,8 +104,8 @@ def metadata_text(problem: Problem) -> str:
 # ------------------------------------------------------------------ writing
 
 
-def write_search(connection: sqlite3.Connection, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
-    """Store a plan with its tree, replacing an earlier plan of the same problem, and return the row's checksum.
+def write_search(connection: sqlite3.Connection, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> None:
+    """Store a plan with its tree, replacing an earlier plan of the same problem.
 
     This changes the number of searches in the run's row, so the caller must then call `seal_run`.
     """
@@ -138,11 +140,10 @@ def write_search(connection: sqlite3.Connection, run: str, problem: Problem, pla
         "content": digest(document),
     }
     row |= {name: as_text(row[name]) for name in _TEXTS if row[name] is not None}
-    mark = row["checksum"] = checksum(*(row[name] for name in ROW[:-1]))
+    row["checksum"] = checksum(*(row[name] for name in ROW[:-1]))
     values = tuple(row[name] for name in ROW)
     connection.execute(f"INSERT OR REPLACE INTO searches VALUES ({', '.join('?' * len(values))})", values)
     connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?)", (key, zlib.compress(document.encode())))
-    return mark
 
 
 def _document(plan: Plan, seeds: Seeds) -> str:
@@ -279,8 +280,8 @@ MOST_BYTES = 1 << 30
 """Size limit of a search's decompressed document; a small file from another person may expand a thousandfold."""
 
 
-def document_of(row: Row) -> Document:
-    """Return the document of a row that was read with it.
+def document_of(row: Row, grades: Grades | None = None) -> Document:
+    """Return the document of a row that was read with it, with other grades if they are given.
 
     Raises:
         Damage: The document is longer than `MOST_BYTES`, does not match its checksum, or has values of wrong types.
@@ -308,8 +309,18 @@ def document_of(row: Row) -> Document:
         int(node): [(role, prompts[place]) for role, place in _checked_entries("requests", messages, [{str}, {int}])]
         for node, messages in found["requests"].items()
     }
+    ends = list(map(StoredCandidate._make, candidates))
     points = [AnytimePoint(calls, tokens, None, *point) for calls, tokens, *point in anytime]
-    return Document(tree, list(map(StoredCandidate._make, candidates)), points, requests)
+    if grades:
+        new: Any = {node: {"answer": answer, "correct": correct} for node, (answer, correct) in grades.items()}
+        ends = [one._replace(**new.get(one.node, {})) for one in ends]
+        points = [one._replace(**new.get(one.node, {})) for one in points]
+    return Document(tree, ends, points, requests)
+
+
+def first_grade(grades: Grades) -> tuple[str | None, bool]:
+    """Return the grade of the chosen candidate."""
+    return next(iter(grades.values()), (None, False))
 
 
 def _checked_tree(tree: JSONObject) -> int:
@@ -331,18 +342,19 @@ def _checked_tree(tree: JSONObject) -> int:
     return nodes
 
 
-def plan_of(row: Row, dynamics: Dynamics | None) -> Plan:
-    """Return the plan of a row; without dynamics, it has no tree and no candidates."""
+def plan_of(row: Row, dynamics: Dynamics | None, grades: Grades | None = None) -> Plan:
+    """Return the plan of a row, with other grades if they are given; without dynamics, without tree and candidates."""
     content = Document(None, (), (), {})
     tree: Tree | None = None
     if dynamics is not None and row["error"] is None:
-        content = document_of(row)
+        content = document_of(row, grades)
         if content.tree is None:
             raise Damage("its tree is missing")
         speakers = content.tree["speaker"]
         root = dynamics.initial_state(row["question"], speakers[1] if len(speakers) > 1 else None)
         tree = Tree.from_dict({**content.tree, "schema": TREE_SCHEMA, "root": root.to_dict()}, dynamics)
     states: Sequence[MASState] = () if tree is None else tree.states
+    answer, correct = first_grade(grades) if grades is not None else (row["answer"], row["correct"])
     return Plan(
         candidates=tuple(Candidate(states[c.node], c.score, c.node, c.answer, c.correct) for c in content.candidates),
         tree=tree,
@@ -350,8 +362,8 @@ def plan_of(row: Row, dynamics: Dynamics | None) -> Plan:
             point if point.node is None else point._replace(state=states[point.node]) for point in content.anytime
         ),
         problem_id=row["problem"],
-        answer=row["answer"],
-        correct=None if row["correct"] is None else bool(row["correct"]),
+        answer=answer,
+        correct=None if correct is None else bool(correct),
         usage=usage_of_row(row),
         stopped=row["stopped"],
         error=row["error"],

@@ -13,8 +13,6 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from mas_gym.errors import StoreError
-from mas_gym.internal.database import Format
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs import BrokenLine, LoggedMessage, ToolCall, Transcript
 from mas_gym.tasks.base import Kind
@@ -30,17 +28,8 @@ _values = attrgetter(*(field.name for field in fields(LoggedMessage)))
 _MOST_LISTED = 1_000
 _GUESSED = 10_000
 
-STAGING = Format(
-    name="import",
-    application=0x4D415349,
-    schema=1,
-    tables="""
-CREATE TABLE questions (
-    id TEXT PRIMARY KEY,
-    question TEXT NOT NULL,
-    reference TEXT NOT NULL,
-    kind TEXT
-);
+_TABLES = """
+CREATE TABLE questions (id TEXT PRIMARY KEY, question TEXT NOT NULL, reference TEXT NOT NULL, kind TEXT);
 CREATE TABLE samples (
     number INTEGER PRIMARY KEY,
     question TEXT NOT NULL,
@@ -51,12 +40,7 @@ CREATE TABLE samples (
     digest BLOB NOT NULL
 );
 CREATE INDEX samples_of ON samples (question, number);
-CREATE TABLE agents (number INTEGER PRIMARY KEY, agent TEXT NOT NULL);
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-""",
-    error=StoreError,
-    origin="mas-gym import writes one",
-)
+"""
 
 
 class StagedSample(NamedTuple):
@@ -69,31 +53,42 @@ class StagedSample(NamedTuple):
 
 
 class Staging:
-    """Transcripts read from logs; texts are stored as JSON, because they may have lone surrogates."""
+    """Transcripts read from logs; texts are stored as JSON, because they may have lone surrogates.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._agents: dict[str, str | None] = {}
-        self._dropped: Counter[str] = Counter()
-        self._broken = 0
-        self._lines: list[BrokenLine] = []
-        self._longest = 1
+    Attributes:
+        agents: The prompt of each speaker, None if it is unknown, in order of appearance.
+        kind: The grading kind of questions without one.
+        longest: Number of messages of the longest transcript, plus 1.
+        dropped: Number of omissions from transcripts, by reason.
+        broken: Number of lines that are not transcripts.
+        lines: The first of these lines.
+    """
 
-    def fact(self, name: str) -> Any:
-        """Return a fact about all transcripts."""
-        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else json.loads(row[0])
+    def __init__(self) -> None:
+        # A temporary file, which SQLite deletes, and one transaction, which is never committed.
+        self._connection = sqlite3.connect("")
+        self._connection.executescript(_TABLES)
+        self.agents: dict[str, str | None] = {}
+        self.kind: Kind = "text"
+        self.longest = 1
+        self.dropped: Counter[str] = Counter()
+        self.broken = 0
+        self.lines: list[BrokenLine] = []
+
+    def close(self) -> None:
+        """Delete the transcripts."""
+        self._connection.close()
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""
         [number] = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         return int(number)
 
-    def broken(self, line: BrokenLine) -> None:
+    def add_broken(self, line: BrokenLine) -> None:
         """Count a line that is not a transcript."""
-        self._broken += 1
-        if len(self._lines) < _MOST_LISTED:
-            self._lines.append(line)
+        self.broken += 1
+        if len(self.lines) < _MOST_LISTED:
+            self.lines.append(line)
 
     def fill(self, transcripts: Iterable[Transcript], kind: Kind | None) -> None:
         """Stage all transcripts."""
@@ -101,19 +96,12 @@ class Staging:
             self._add(one)
         query = "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY question HAVING count(DISTINCT first) > 1)"
         if self._connection.execute(query).fetchone()[0]:
-            self._agents[START] = None
-        rows = [(number, json.dumps(item)) for number, item in enumerate(self._agents.items())]
-        self._connection.executemany("INSERT INTO agents VALUES (?, ?)", rows)
+            self.agents[START] = None
         query = "SELECT DISTINCT reference FROM questions WHERE reference != 'null' AND kind IS NULL LIMIT ?"
-        guessed = kind or infer_kind([json.loads(text) for (text,) in self._connection.execute(query, (_GUESSED,))])
-        facts = {
-            "dropped": dict(self._dropped), "broken": self._broken, "lines": self._lines, "longest": self._longest,
-            # Code from a log is run only on explicit request.
-            "kind": "text" if kind is None and guessed == "code" else guessed, "complete": True,
-        }  # fmt: skip
-        self._connection.executemany(
-            "INSERT INTO facts VALUES (?, ?)", [(name, json.dumps(value)) for name, value in facts.items()]
-        )
+        references = [json.loads(text) for (text,) in self._connection.execute(query, (_GUESSED,))]
+        guessed: Any = kind or infer_kind(references)
+        # Code from a log is run only on explicit request.
+        self.kind = "text" if kind is None and guessed == "code" else guessed
 
     def _add(self, one: Transcript) -> None:
         key = self._question(one)
@@ -124,12 +112,12 @@ class Staging:
         sample, first = json.dumps(one.sample_id), json.dumps(one.messages[0].speaker)
         query = "SELECT 1 FROM samples WHERE question = ? AND sample = ? AND digest = ?"
         if one.sample_id is not None and self._connection.execute(query, (key, sample, mark)).fetchone():
-            self.broken(BrokenLine(one.place, f"expected distinct sample ids, got {one.sample_id!a} twice"))
+            self.add_broken(BrokenLine(one.place, f"expected distinct sample ids, got {one.sample_id!a} twice"))
             return
         for speaker in one.speakers:
-            self._agents[speaker] = self._agents.get(speaker) or one.agents.get(speaker)
-        self._dropped.update(one.dropped)
-        self._longest = max(self._longest, len(one.messages) + 1)
+            self.agents[speaker] = self.agents.get(speaker) or one.agents.get(speaker)
+        self.dropped.update(one.dropped)
+        self.longest = max(self.longest, len(one.messages) + 1)
         self._connection.execute(
             "INSERT INTO samples (question, sample, place, first, data, digest) VALUES (?, ?, ?, ?, ?, ?)",
             (key, sample, json.dumps(one.place), first, zlib.compress(data, 1), mark),
@@ -145,15 +133,10 @@ class Staging:
             known = self._connection.execute(query, (key,)).fetchone()
             if known is None:
                 self._connection.execute("INSERT INTO questions VALUES (?, ?, ?, ?)", (key, *row, one.kind))
-                self._dropped.update(["question id of another question"] if number > 1 else [])
+                self.dropped.update(["question id of another question"] if number > 1 else [])
             if known in (None, row):
                 return key
         raise AssertionError("unreachable")
-
-    def agents(self) -> list[tuple[str, str | None]]:
-        """Return the speakers with their prompts, in order of appearance."""
-        rows = self._connection.execute("SELECT agent FROM agents ORDER BY number")
-        return [(name, prompt) for name, prompt in (json.loads(text) for (text,) in rows)]
 
     def questions(self, first: int) -> list[tuple[str, str, str | None, str | None]]:
         """Return id, question, reference and kind of the next questions from position ``first`` on, in log order."""

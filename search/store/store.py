@@ -25,10 +25,9 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
-from search.results.outcomes import Outcome
+from search.results.outcomes import Outcome, outcomes_of
 from search.results.run_info import RunInfo, one_setting
 from search.store.exports import preferences, to_dataset, write_parquet
-from search.store.read_results import outcomes_of
 from search.store.search_rows import (
     Columns,
     Document,
@@ -44,12 +43,12 @@ from search.store.search_rows import (
     snapshot,
     usage_of_row,
 )
-from search.store.stored_grades import Regraded, apply_grades, find_grading, graded_outcome, grades_of, regraded
+from search.store.stored_grades import Regraded, find_grading, graded_outcome, grades_of, regraded
 from search.store.table_schema import FORMAT, Damage, explained
 from search.usage import Usage
 
 if TYPE_CHECKING:
-    from search.prices import PricesSource
+    from search.prices import Prices, PricesSource
     from search.results.table import Comparison
 
 logger = logging.getLogger("search.store")
@@ -64,6 +63,9 @@ _ROWS_AT_ONCE = 200
 
 class Store:
     """An open store, usable as a context manager. It can be read while another process writes.
+
+    The methods that read a run take its name or digest, as `find` does. They raise `StoreError` if there is no such run
+    or grading and, after all other searches have been read, if searches are corrupt; the message lists these.
 
     Attributes:
         path: The file.
@@ -145,21 +147,17 @@ class Store:
         """Read the searches of one run, in order of problem id.
 
         Args:
-            run: As in `find`.
+            run: The run.
             trees: Rebuild trees and candidates; without them, reading is many times faster.
             failed: Also yield the searches that failed.
             grading: Label or digest of a grading (`regraded`) to use for the plans.
-
-        Raises:
-            StoreError: As in `find`; there is no such grading; or searches are corrupt. The error for corrupt searches
-                lists them and is raised after all others have been read.
         """
         return (plan for _, plan in self.searches(run, trees=trees, failed=failed, grading=grading))
 
     def searches(
         self, run: str | None = None, *, trees: bool = True, failed: bool = False, grading: str | None = None
     ) -> Iterator[tuple[Problem, Plan]]:
-        """Read the searches of one run with their problems; arguments and errors as for `plans`."""
+        """Read the searches of one run with their problems; arguments as for `plans`."""
         info = self.find(run)
         dynamics = Dynamics(info.mas) if trees else None
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
@@ -167,7 +165,7 @@ class Store:
         def read(columns: Columns) -> Iterator[tuple[Problem, Plan]]:
             grades = {} if digest is None else grades_of(self._connection, columns["id"], digest)
             for row in rows_of(columns):
-                yield problem_of(row), apply_grades(plan_of(row, dynamics), grades.get(row["id"]))
+                yield problem_of(row), plan_of(row, dynamics, grades.get(row["id"]))
 
         for problem, plan in self._batches(info, read, document=trees):
             if failed or plan.error is None:
@@ -179,21 +177,21 @@ class Store:
         planner: str = "",
         critic: str = "",
         grading: str | None = None,
-        cost: Callable[[Usage], float] | None = None,
+        prices: Prices | None = None,
     ) -> Iterator[Outcome]:
         """Read the outcomes of one run's searches, including failed ones, in order of problem id.
 
         The outcomes equal those of the plans, but trees are read only if a grading is given.
 
         Args:
-            run: As in `find`.
+            run: The run.
             planner: The planner's name in the outcomes.
             critic: The critic's name in the outcomes.
             grading: As for `plans`.
-            cost: Returns the cost of a search in USD; None without prices.
+            prices: Prices of the models, for the cost of each search in USD.
 
         Raises:
-            StoreError: As for `plans`.
+            MASGymError: As for `search.Prices.rate`, when a search is priced.
         """
         info = self.find(run)
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
@@ -204,28 +202,23 @@ class Store:
                 grades = grades_of(self._connection, columns["id"], digest)
                 rows = zip(found, rows_of(columns), strict=True)
                 found = [graded_outcome(one, row, grades.get(row["id"])) for one, row in rows]
-            return zip(found, repeat(None) if cost is None else map(usage_of_row, rows_of(columns)), strict=False)
+            return zip(found, repeat(None) if prices is None else map(usage_of_row, rows_of(columns)), strict=False)
 
         # A pricing error does not mean that the data is corrupt.
         for outcome, usage in self._batches(info, read, document=digest is not None):
-            yield outcome if cost is None or usage is None else outcome._replace(usd=cost(usage))
-
-    def has_values(self, run: str | None = None) -> bool:
-        """Return whether any state in one run's trees has a value.
-
-        Raises:
-            StoreError: As in `find`.
-        """
-        query = "SELECT EXISTS (SELECT 1 FROM searches WHERE run = ? AND scored)"
-        with explained(self.path):
-            return bool(self._connection.execute(query, (self.find(run).run,)).fetchone()[0])
+            if prices is not None and usage is not None:
+                # A critic without forwards costs nothing.
+                critic_name = info.config["critic"]["name"] if usage.reward_calls else None
+                rate = prices.rate(info.config["policy"]["name"], critic_name)
+                outcome = outcome._replace(usd=rate.usd(usage))
+            yield outcome
 
     def rows(self, run: str | None = None) -> Iterator[Row]:
-        """Read one run's rows of the table ``searches``, including failed searches; otherwise as for `plans`."""
+        """Read one run's rows of the table ``searches``, including failed searches."""
         return self._batches(self.find(run), rows_of)
 
     def documents(self, run: str | None = None) -> Iterator[tuple[Problem, Document]]:
-        """Read problems and documents of one run's searches, without rebuilding the trees; otherwise as for `plans`."""
+        """Read problems and documents of one run's searches, without rebuilding the trees."""
 
         def read(columns: Columns) -> Iterator[tuple[Problem, Document]]:
             return ((problem_of(row), document_of(row)) for row in rows_of(columns) if row["error"] is None)
@@ -233,19 +226,15 @@ class Store:
         return self._batches(self.find(run), read, document=True)
 
     def message_seeds(self, run: str | None = None) -> Iterator[tuple[str, list[int | None]]]:
-        """Read each search's problem and, by node, the seed of the message, None if it has none; errors as `plans`."""
+        """Read each search's problem and, by node, the seed of the message, None if it has none."""
         return ((problem.id, found.tree["seed"]) for problem, found in self.documents(run) if found.tree is not None)
 
     def problems(self, run: str | None = None) -> Iterator[Problem]:
-        """Read the problems of one run's searches, including failed ones; otherwise as for `plans`."""
+        """Read the problems of one run's searches, including failed ones."""
         return self._batches(self.find(run), lambda columns: map(problem_of, rows_of(columns)))
 
     def regraded(self, run: str | None = None) -> list[Regraded]:
-        """Return the grades of one run and those of each of its gradings (`mas-gym regrade`), oldest first.
-
-        Raises:
-            StoreError: As in `find`, or grades are corrupt.
-        """
+        """Return the grades of one run and those of each of its gradings (`mas-gym regrade`), oldest first."""
         with explained(self.path):
             return regraded(self._connection, self.find(run))
 
@@ -254,7 +243,6 @@ class Store:
 
         Raises:
             UnknownNameError: The run has no search of the problem.
-            StoreError: As in `find`, or the search is corrupt.
         """
         info = self.find(run)
         try:
@@ -311,7 +299,7 @@ class Store:
         TRL's ``RewardTrainer`` accepts the same rows.
 
         Args:
-            run: As in `find`; must be a training run, with values from the true reward.
+            run: The run; must be a training run, with values from the true reward.
             least: Minimum difference between the two messages' mean rewards, in ``(0, 2]``.
             same: Defines which messages are duplicates, of which only one is compared: a rule of `mas_gym.tasks.base`
                 or a function ``same(a, b)``; None: the rule of the run's task, as in `rewardmodels.collect`.
@@ -322,8 +310,7 @@ class Store:
 
         Raises:
             ConfigError: ``least`` is out of its range.
-            StoreError: As for `plans`; or the run is not a training run, or is a run of a program, for which prompts
-                are not stored.
+            StoreError: The run is not a training run, or is a run of a program, for which prompts are not stored.
         """
         if not is_number(least) or not 0 < least <= 2:
             raise ConfigError(f"least: expected a number above 0 and at most 2, got {shown(least)}")
@@ -355,7 +342,7 @@ class Store:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
         Args:
-            runs: One or more runs, as in `find`; all by default.
+            runs: One or more runs; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
             grading: A grading of these runs (`regraded`) instead of the runs' grades.
             prices: Prices of the models, as for `search.run`; they add the column USD.
@@ -363,9 +350,8 @@ class Store:
         Raises:
             UnknownNameError: A model has no price.
             ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
-            StoreError: As for `plans`.
         """
-        from search.results.stored_tables import cost_of, table_of
+        from search.results.table import table_of
 
         known = None
         if prices is not None:
@@ -378,18 +364,17 @@ class Store:
         outcomes = [
             outcome
             for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
-            for outcome in self.outcomes(run.run, planner, critic, grading, cost_of(run, known))
+            for outcome in self.outcomes(run.run, planner, critic, grading, known)
         ]
         return table_of(self.path, setting, outcomes, baseline)
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return the number of nodes.
 
-        The file is written next to ``path`` and renamed when it is complete.
+        The file is written next to ``path`` and renamed when it is complete; after an error there is no file.
 
         Raises:
             MissingDependencyError: pyarrow is not installed.
-            StoreError: As for `plans`; no file is written.
         """
         info = self.find(run)
         return write_parquet(self.documents(info.run), info, Path(path))
@@ -399,7 +384,6 @@ class Store:
 
         Raises:
             MissingDependencyError: datasets is not installed.
-            StoreError: As for `plans`.
         """
         info = self.find(run)
         return to_dataset(self.documents(info.run), info)

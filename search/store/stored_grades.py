@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mas_gym.errors import StoreError
-from search.plan import Plan
 from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo
-from search.store.search_rows import Row, document_of
+from search.store.search_rows import Grades, Row, document_of, first_grade
 from search.store.table_schema import Damage, checksum, digest
 
-Grades = Mapping[int | None, tuple[str | None, bool]]
-"""The answer in a node's message and whether it is right, by node; the chosen candidate comes first."""
 Node = tuple[int, str | None, bool, str]
 """A node with the answer in its message, whether it is correct, and the reason."""
 
@@ -120,39 +116,14 @@ def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: 
     return found
 
 
-def apply_grades(plan: Plan, grades: Grades | None) -> Plan:
-    """Return a plan with other grades; unchanged if ``grades`` is None."""
-    if grades is None:
-        return plan
-    first = next(iter(grades.values()), (None, False))
-    candidates = tuple(
-        replace(c, answer=grades[c.node][0], correct=grades[c.node][1]) if c.node in grades else c
-        for c in plan.candidates
-    )
-    anytime = tuple(
-        point._replace(answer=grades[point.node][0], correct=grades[point.node][1]) if point.node in grades else point
-        for point in plan.anytime
-    )
-    return replace(plan, answer=first[0], correct=first[1], candidates=candidates, anytime=anytime)
-
-
 def graded_outcome(outcome: Outcome, row: Row, grades: Grades | None) -> Outcome:
     """Return an outcome with other grades; unchanged if there are none, or if the search failed."""
     if grades is None or outcome.error is not None:
         return outcome
-    content = document_of(row)
-
-    def correct(node: int | None, before: bool | None) -> bool:
-        return grades[node][1] if node in grades else bool(before)
-
-    ranks = [rank for rank, one in enumerate(content.candidates, 1) if correct(one.node, one.correct)]
-    first = next(iter(grades.values()), (None, False))
-    return outcome._replace(
-        answer=first[0],
-        correct=first[1],
-        hit_rank=next(iter(ranks), None),
-        anytime=tuple((point.generated_tokens, correct(point.node, point.correct)) for point in content.anytime),
-    )
+    content, (answer, correct) = document_of(row, grades), first_grade(grades)
+    ranks = (rank for rank, one in enumerate(content.candidates, 1) if one.correct)
+    curve = tuple((point.generated_tokens, bool(point.correct)) for point in content.anytime)
+    return outcome._replace(answer=answer, correct=correct, hit_rank=next(ranks, None), anytime=curve)
 
 
 def _nodes(text: str) -> Iterable[Node]:

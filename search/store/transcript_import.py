@@ -4,8 +4,9 @@ A call creates one run from the files that have not been imported yet. The run's
 of its system are the speakers of the log. Each question is a search, and its candidates are the recorded samples.
 Samples with a common prefix share the nodes of the prefix.
 
-Samples of one question may be anywhere in the files, so samples are first written to a file next to the store. Memory
-use therefore does not grow with the log, and an interrupted import continues with the missing questions.
+Samples of one question may be anywhere in the files, so samples are first written to a temporary file. Memory use
+therefore does not grow with the log. An interrupted import reads the files again and continues with the missing
+questions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import Any
 
 import mas_gym
 from mas_gym.errors import ConfigError, MASGymError
-from mas_gym.internal.database import transaction
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
@@ -46,9 +46,9 @@ from search.results.run_info import RECORDED, is_recorded
 from search.store.run_identity import FORM
 from search.store.run_writer import RunWriter
 from search.store.search_rows import search_id
-from search.store.staged_logs import BATCH, STAGING, START, StagedSample, Staging
+from search.store.staged_logs import BATCH, START, StagedSample, Staging
 from search.store.store import Store
-from search.store.table_schema import FORMAT
+from search.store.table_schema import FORMAT, explained
 from search.tree import Proposal, Tree
 from search.usage import Usage
 
@@ -139,35 +139,17 @@ def import_transcripts(
     if not fresh:
         return Imported(skipped=skipped)
     identity = {**settings, "files": sorted(digests[one] for one in fresh)}
-    mark = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
-    staged = path.with_name(f"{path.name}-import-{mark}")
-    with closing(STAGING.connect(staged, create=True)) as connection:
-        staging = Staging(connection)
-        if staging.fact("complete") is None:
-            size = sum(one.stat().st_size for one in fresh)
-            with STAGING.explained(staged), transaction(connection):
-                staging.fill(
-                    (
-                        _answered(one, known)
-                        for one in read_transcripts(
-                            fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
-                        )
-                    ),
-                    kind,
-                )
+    size = sum(one.stat().st_size for one in fresh)
+    with explained(path), closing(Staging()) as staging:
+        read = read_transcripts(
+            fresh, format, broken=staging.add_broken, listen=lambda done: listen("read", done, size)
+        )
+        staging.fill((_answered(one, known) for one in read), kind)
         if not staging.count("samples"):
-            faults = [BrokenLine(*line) for line in staging.fact("lines") or []]
-            _remove(staged)
-            why = f"; the first broken line is {faults[0].place}: {faults[0].reason}" if faults else ""
+            why = "".join(f"; the first broken line is {one.place}: {one.reason}" for one in staging.lines[:1])
             raise ConfigError(f"expected at least one transcript in {', '.join(map(str, fresh[:3]))}, found none{why}")
         done = _write(path, staging, fresh, digests, identity, name, listen)
-    _remove(staged)
     return replace(done, skipped=skipped)
-
-
-def _remove(staged: Path) -> None:
-    for end in ("", "-wal", "-shm"):
-        staged.with_name(staged.name + end).unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:
@@ -229,10 +211,9 @@ def _write(
 ) -> Imported:
     name = None if name is None else one_line(name)
     source = name or one_line(_source(files))
-    names = _agent_names([agent for agent, _ in staging.agents()])
+    names = _agent_names(list(staging.agents))
     config = _config(staging, names, identity, source)
-    wanted, transcripts, broken = staging.count("questions"), staging.count("samples"), staging.fact("broken")
-    dropped, lines = staging.fact("dropped"), tuple(BrokenLine(*line) for line in staging.fact("lines"))
+    wanted, transcripts, dropped = staging.count("questions"), staging.count("samples"), dict(staging.dropped)
     facts = {
         "mas_gym": mas_gym.__version__,
         "planner": f"{RECORDED}:{source}",
@@ -243,7 +224,7 @@ def _write(
         "transcripts": transcripts,
         # The facts are rewritten with each batch.
         "files": {str(one): digests[one] for one in files[:_LISTED]},
-        "broken": broken,
+        "broken": staging.broken,
         "dropped": dropped,
     }
     name = name or _free_name(path, source, config)
@@ -253,15 +234,25 @@ def _write(
         with closing(FORMAT.connect(path, create=False)) as connection:
             query = "SELECT id FROM searches WHERE run = ?"
             done = {key for (key,) in connection.execute(query, (record.run,))}
-        builder = _Builder(config, names, staging.fact("kind"))
+        builder = _Builder(config, names, staging.kind)
         for first in range(0, wanted, BATCH):
             batch = [one for one in staging.questions(first) if search_id(record.run, one[0]) not in done]
             record.save_all(builder.search(*one, staging.samples(one[0]), totals) for one in batch)
             listen("write", min(first + BATCH, wanted), wanted)
     finally:
         record.close()
-    judged = totals["ungraded"], totals["disagree"]
-    return Imported(record.run, name, transcripts, wanted, tuple(names.values()), broken, lines, dropped, *judged)
+    return Imported(
+        run=record.run,
+        name=name,
+        transcripts=transcripts,
+        questions=wanted,
+        agents=tuple(names.values()),
+        broken=staging.broken,
+        lines=tuple(staging.lines),
+        dropped=dropped,
+        ungraded=totals["ungraded"],
+        disagree=totals["disagree"],
+    )
 
 
 def _source(files: Sequence[Path]) -> str:
@@ -289,10 +280,9 @@ def _agent_names(speakers: Sequence[str]) -> dict[str, str]:
 def _config(staging: Staging, names: Mapping[str, str], identity: JSONMapping, source: str) -> JSONObject:
     agents = [
         {"name": names[name], "system_prompt": prompt if prompt and prompt.strip() else _NO_PROMPT}
-        for name, prompt in staging.agents()
+        for name, prompt in staging.agents.items()
     ]
-    longest = staging.fact("longest")
-    mas = load_mas({"name": RECORDED, "agents": agents, "edges": [], "external": True, "max_turns": longest})
+    mas = load_mas({"name": RECORDED, "agents": agents, "edges": [], "external": True, "max_turns": staging.longest})
     return {
         "schema": FORM,
         "planner": {"class": RECORDED, "fields": dict(identity)},
