@@ -1,4 +1,4 @@
-"""The result of a search: a `Plan` with ranked candidates, the tree and the cost."""
+"""The result of a search: a `Plan` with ranked candidates, the tree and the cost, and the check of a planner's plan."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ FROM_CONFIG: FromConfig = "from-config"
 _MODELS = {"program": "search.models.programs:load_models", "recorded": "search.store.recorded_runs:as_recorded"}
 """The arguments that replace the system or the policy, and the functions that load their `SearchSource`.
 
-A table, because it has the fewest lines: the modules are imported only for the argument, and nothing needs to be
-installed or imported first, as for entry points or a registry that modules fill.
+The modules are imported only for the argument, so that runs without it do not need them.
 """
 
 
@@ -199,11 +198,12 @@ def start(spec: RunSpec) -> Run:
     setup = make_setup(spec)
     warn_of_misuse(setup)
     listen, source = listener(setup.progress), iter(setup.problems)
-    scheduler, record = Scheduler(setup), open_run_writer(setup)
+    writer = open_run_writer(setup)
     try:
-        journal = Journal(setup, record, listen, concurrency=setup.concurrency)
+        journal = Journal(setup, writer, listen, concurrency=setup.concurrency)
+        # Last, because it opens what the searches share, such as a program.
+        return Run(Scheduler(setup), source, journal, setup.raise_errors)
     except BaseException:
-        if record is not None:
-            record.close()
+        if writer is not None:
+            writer.close()
         raise
-    return Run(scheduler, source, journal, setup.raise_errors)

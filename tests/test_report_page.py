@@ -22,8 +22,8 @@ from search.compare.reliability import ScoredState, tree_states, value_bins
 from search.report.report_data import read_reports
 from search.report.report_figures import figures_of
 from search.report.tensorboard import write_tensorboard
+from search.results.anytime_curve import anytime_curve
 from search.results.outcomes import Outcome
-from search.results.summary import anytime_curve
 
 pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
 

@@ -50,7 +50,7 @@ class Journal:
         total = len(setup.problems) if isinstance(setup.problems, Sized) else None
         self._progress = Progress(total=total)
         self._updated = perf_counter()
-        self.earlier = writer.spent if writer is not None else Usage()
+        self.earlier = writer.earlier if writer is not None else Usage()
         self.closed = False
         self._saved = Usage()
         _log_start(setup, total, facts)

@@ -39,7 +39,7 @@ class PlayedModel(SearchModel):
     """A system with messages sampled from a policy.
 
     Attributes:
-        sample: Samples messages from the policy.
+        sample: Samples messages from the policy (`search.engine.scheduler.Scheduler` within a run).
     """
 
     sample: SampleFrom = None  # type: ignore[assignment]

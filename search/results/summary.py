@@ -5,7 +5,6 @@ A failed search counts as a wrong answer, so that failing on hard problems never
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,19 +14,15 @@ from itertools import chain
 from math import nan
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
+from search.results.anytime_curve import CurvePoint, anytime_curve
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
 from search.results.outcomes import Outcome
 from search.usage import Usage
 
 HIT_RANKS = (1, 3, 5)
 SCHEMA = 1
-_CURVE_POINTS = 40
-_ANSWERED = 0.95
 
 
 class ArmShare(NamedTuple):
@@ -50,14 +45,6 @@ class Spread(NamedTuple):
 
     mean: float
     std: float | None
-
-
-class CurvePoint(NamedTuple):
-    """The result of searches that stop at one budget: mean tokens spent, and Hit@1 with its 95% interval."""
-
-    tokens: float
-    hit: float
-    interval: Interval
 
 
 @dataclass(frozen=True)
@@ -251,42 +238,6 @@ def _arm_shares(outcomes: Sequence[Outcome]) -> tuple[ArmShare, ...]:
     total = sum((Usage(tags=outcome.tags) for outcome in outcomes if outcome.tags), Usage()).tags
     chosen, n = max(1, sum(arm.chosen for arm in total)), len(outcomes)
     return tuple(ArmShare(a.tag, a.calls / n, a.generated_tokens / n, a.chosen / chosen) for a in total)
-
-
-def anytime_curve(outcomes: Iterable[Outcome]) -> list[CurvePoint]:
-    """Average the anytime answers of one row at increasing token budgets; empty if its answers never change.
-
-    The curve starts at the budget at which nearly all searches have an answer.
-    """
-    group = [outcome for outcome in outcomes if outcome.error is None and outcome.correct is not None]
-    changing = [outcome for outcome in group if outcome.anytime]
-    if not changing or len(changing) < _ANSWERED * len(group) or max(len(o.anytime) for o in changing) < 2:
-        return []
-    first = sorted(outcome.anytime[0][0] for outcome in changing)
-    low = max(1, first[min(len(first) - 1, int(_ANSWERED * len(group)))])
-    high = max(low, *(outcome.tokens for outcome in group))
-    budgets = [round(low * (high / low) ** (step / (_CURVE_POINTS - 1))) for step in range(_CURVE_POINTS)]
-    budgets = sorted(set(budgets))
-    right, spent = _right_at(group, budgets), np.array([outcome.tokens for outcome in group])
-    numbers: dict[str, int] = {}
-    problem = np.array([numbers.setdefault(outcome.problem_id, len(numbers)) for outcome in group])
-    asked = np.bincount(problem)
-    points = []
-    for place, budget in enumerate(budgets):
-        shares = np.bincount(problem, right[:, place]) / asked
-        tokens = int(np.minimum(spent, budget).sum()) / len(group)
-        interval = accuracy_interval(shares, len(group))
-        points.append(CurvePoint(tokens, int(right[:, place].sum()) / len(group), interval))
-    return points
-
-
-def _right_at(group: Sequence[Outcome], budgets: Sequence[int]) -> NDArray[np.bool_]:
-    """Return, for each search and budget, whether the search is right if it stops at that budget."""
-    right = np.zeros((len(group), len(budgets)), dtype=np.bool_)
-    for row, outcome in zip(right, group, strict=True):
-        for tokens, correct in (*outcome.anytime, (outcome.tokens, outcome.correct)):
-            row[bisect_left(budgets, tokens) :] = correct
-    return right
 
 
 def _spread(means: Sequence[float]) -> Spread:

@@ -48,7 +48,7 @@ class RunWriter:
     """A run in a store, opened for exclusive writing.
 
     Attributes:
-        spent: The run's cost in earlier processes, including dropped searches; seconds are wall-clock time.
+        earlier: The run's cost in earlier processes, including dropped searches; seconds are wall-clock time.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunWriter:
             with explained(path), transaction(self._connection):
                 self._start(name, config, text, facts)
             self._meters, self._paid, self._money = meters, money_of(meters) or 0.0, self._facts.get("money", 0.0)
-            self.spent = Usage(**self._facts.get("spent", {}))
+            self.earlier = Usage(**self._facts.get("spent", {}))
             opened.pop_all()
         self._fresh, self._opened = Usage(), perf_counter()
 
@@ -220,7 +220,7 @@ class RunWriter:
     def _spend(self, usage: Usage) -> Usage:
         """Write the run's cost with that of another search; return the cost in this process."""
         fresh = self._fresh + usage
-        total = replace(self.spent + fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
+        total = replace(self.earlier + fresh, seconds=self.earlier.seconds + perf_counter() - self._opened)
         # This includes the cost so far of open requests, because servers do not refund it.
         money = money_of(self._meters)
         paid = {} if money is None else {"money": self._money + money - self._paid}
