@@ -112,7 +112,7 @@ def read_model(data: Any) -> CalibratedModel:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']!r}")
         method, members = choice("method", data["method"], METHODS), tuple(map(str, data["members"]))
-        final, *folds = (_curve(one, method, len(members)) for one in (data["final"], *data["folds"]))
+        final, *folds = (read_curve(one, method, len(members)) for one in (data["final"], *data["folds"]))
         questions = dict(data["questions"])
         if not set(questions.values()) <= set(range(len(folds))):
             raise ValueError(f"for each question, expected a fold from 0 to {len(folds) - 1}")
@@ -123,7 +123,8 @@ def read_model(data: Any) -> CalibratedModel:
         ) from error
 
 
-def _curve(data: Any, method: Method, members: int) -> Curve:
+def read_curve(data: Any, method: Method, members: int) -> Curve:
+    """Read a curve over the values of ``members`` critics. Raises builtin errors if the data is invalid."""
     columns = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights", "at", "level")}
     found = Curve(**columns, bias=float(data["bias"]))
     if method == "logistic":

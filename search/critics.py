@@ -241,29 +241,19 @@ class Ensemble(Combination):
 class Vote(Combination):
     """The vote of several critics: the mean of their verdicts, in ``[-1, 1]``.
 
-    A value above ``threshold`` is a verdict of 1, and a value below it is a verdict of -1. A member abstains if its
-    value is missing or equals the threshold. If fewer than ``quorum`` members vote, the state has no value.
-
-    Args:
-        members: The critics.
-        threshold: The value that separates right from wrong: 0 for critics in ``[-1, 1]``.
-        quorum: Minimum number of votes.
+    A positive value is a verdict of 1, and a negative value is a verdict of -1. A member abstains if its value is
+    missing or 0. If no member votes, the state has no value.
     """
 
-    def __init__(self, members: Sequence[Critic], threshold: float = 0.0, quorum: int = 1) -> None:
+    def __init__(self, members: Sequence[Critic]) -> None:
         super().__init__(members)
-        self.threshold, self.quorum = threshold, quorum
         self.name = f"vote({self.name})"
 
     def identity(self) -> object:
-        """Return the members and the settings."""
-        return {"members": self.members, "threshold": self.threshold, "quorum": self.quorum}
+        """Return the members, with the constants that stored runs contain."""
+        return {"members": self.members, "threshold": 0.0, "quorum": 1}
 
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
         """Return the mean verdict."""
-        verdicts = [
-            1.0 if value > self.threshold else -1.0
-            for value in values
-            if math.isfinite(value) and value != self.threshold
-        ]
-        return math.fsum(verdicts) / len(verdicts) if len(verdicts) >= max(self.quorum, 1) else math.nan
+        verdicts = [math.copysign(1.0, value) for value in values if math.isfinite(value) and value]
+        return math.fsum(verdicts) / len(verdicts) if verdicts else math.nan

@@ -366,12 +366,12 @@ def test_improve_resumes_after_a_crash_in_every_stage(
 ) -> None:
     whole, rounds = improved
 
-    def crash(*args: Any) -> None:
+    def crash(*args: Any, **options: Any) -> None:
         raise Stop
 
-    for stage in ("search", "train_critic", "evaluate", "examples"):
+    for stage in ("grow", "teach", "measure", "read_examples"):
         with monkeypatch.context() as patch:
-            patch.setattr(improve_module._Stage, stage, crash)
+            patch.setattr(improve_module, stage, crash)
             with pytest.raises(Stop):
                 run_improve(tmp_path)
     assert run_improve(tmp_path) == rounds

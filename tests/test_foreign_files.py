@@ -19,6 +19,7 @@ from mas_gym.systems.dynamics import Dynamics
 from rewardmodels import load_critic
 from rewardmodels.model.feature_critic import FEATURES, FeatureModel
 from rewardmodels.tiny_critics import TINY_MASPRM
+from search.calibrated_critics import Curve
 from search.protocol import ScoringContext
 from search.store.search_rows import seal_run
 from search.store.table_schema import CHECKSUM, FORMAT, digest
@@ -96,7 +97,8 @@ def test_sharded_model_and_paths_of_the_author_load(tmp_path: Path) -> None:
     assert load_policy(f"transformers:{folder}").name == "model"
 
 
-FEATURE_MODEL = FeatureModel("masprm", *[(1.0,) * len(FEATURES)] * 3, 0.0, {"states": 1}, {"auc": 1.0}).to_dict()
+CURVE = Curve(*[(1.0,) * len(FEATURES)] * 3)
+FEATURE_MODEL = FeatureModel("masprm", CURVE, {"states": 1}, {"auc": 1.0}).to_dict()
 
 
 @pytest.mark.parametrize("place", ["kind", "mean", "scale", "weights", "bias"])

@@ -96,14 +96,14 @@ def test_each_recorded_value_counts_as_the_given_number_of_calls(tmp_path: Path)
     assert [plan.usage.reward_calls for plan in (one, three, mixed)] == [2, 6, 8]
 
 
-def test_vote_raises_without_a_quorum(tmp_path: Path) -> None:
+def test_vote_without_a_verdict_raises(tmp_path: Path) -> None:
     first = [{"text": "a", "verdicts": {"x": 1, "y": -1, "z": 0}}, {"text": "b", "verdicts": {"y": 1}}]
     store = judged(tmp_path, first, [{"text": "c", "verdicts": {"x": 1}}])
     spec = ",".join(f"recorded:{store}#judge={name}" for name in "xyz")
     vote = load_critic(f"vote:{spec}")
     assert values_on(store, vote) == {"a": 0, "a/b": 1, "c": 1} and vote.calls == 3
     with pytest.raises(CriticError, match="no value is recorded"):
-        values_on(store, Vote(vote.members, quorum=2))
+        values_on(store, Vote(vote.members[2:]))
 
 
 @pytest.mark.parametrize("verdicts", [{"j": float("nan")}, {"j": "right"}, {"": 1}, [1]])

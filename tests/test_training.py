@@ -157,7 +157,7 @@ def test_states_packed_in_one_row_have_the_same_scores_as_separate_states(base: 
     for share in (True, False):
         tensors = trainer_module.gather(found, tokenizer.pad_token_id, torch.float32, share)
         model.zero_grad()
-        logits = logits_at(model, trainer_module.model_input(tensors))
+        logits = logits_at(model, tensors)
         loss = trainer_module.loss_of(TrainingConfig(), logits, tensors)
         loss.backward()
         grads = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -216,7 +216,9 @@ def test_head_reads_the_same_position_as_transformers(base: Path) -> None:
     states = Encoder(tokenizer, 512).encode([(MODEL.mas, chain(["a b", "c"][:n])) for n in (1, 2)])
     batch = collate_plain(states, tokenizer.pad_token_id)
     with torch.no_grad():
-        assert torch.allclose(logits_at(model, batch), model(**batch.inputs).logits[:, 0], atol=1e-6)
+        assert torch.allclose(
+            logits_at(model, batch), model(batch["input_ids"], batch["attention_mask"]).logits[:, 0], atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Gemma", "Phi3", "Qwen3", "GPT2"])

@@ -158,33 +158,28 @@ def calibrated(
 
 
 def _train(kind: str, head: str, options: Training) -> None:
-    import rewardmodels
+    from rewardmodels import stored_trees
     from rewardmodels.data.dataset import for_training
     from rewardmodels.training.config import check_head
+    from rewardmodels.training.train_critic import teach
 
     check_head(kind, head)
     part = choice("--split", options.split, ("all", "train"))
     if options.base == FEATURES:
         _train_features(kind, options)
         return
-    overrides: dict[str, Any] = {**read_pairs(options.setting), "kind": kind, "head": head}
-    wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
     def trees() -> Iterator[LabeledTree]:
-        for tree in chain.from_iterable(rewardmodels.stored_trees(store, options.run) for store in options.store):
+        for tree in chain.from_iterable(stored_trees(store, options.run) for store in options.store):
             if part == "all" or for_training(tree.tree.states[0].question):
                 yield tree
 
     # Only one of torchrun's processes prints.
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
-    mined: dict[str, Any] = {"view": options.view, "min_continuations": options.min_continuations}
-    data = rewardmodels.collect(trees(), wanted, **mined)
-    for name, counts in rewardmodels.histogram(data).items():
-        say(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
-    points = rewardmodels.collect(trees(), "points", **mined) if wanted == "pairs" else None
-    overrides |= {"view": options.view, "device": options.device, "log": say, "points": points}
-    trained = rewardmodels.train(data, options.out, options.base, **overrides)
+    settings: dict[str, Any] = {**read_pairs(options.setting), "min_continuations": options.min_continuations}
+    settings |= {"device": options.device, "log": say}
+    trained = teach(trees, options.out, kind, head, options.base, options.view, **settings)  # type: ignore[arg-type]
     if first:
         _show_metrics(trained.info.metrics, trained.folder, _next(kind, options.store[0], trained.folder, part))
 

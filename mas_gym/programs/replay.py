@@ -43,7 +43,7 @@ from mas_gym.programs.program_kinds import Source
 from mas_gym.programs.program_loop import Loop
 from mas_gym.programs.worlds import World
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.graph import FAILED, MAS, RETURNED
+from mas_gym.systems.graph import FAILED, MAS, RETURNED, unmarked
 from mas_gym.systems.state import Action, MASState
 
 if TYPE_CHECKING:
@@ -545,10 +545,10 @@ class ProgramSession:
         if isinstance(outcome, Waiting):
             return self._known(self._routed(state, text, self._agent(outcome)), outcome)
         if isinstance(outcome, Failed):
-            return self._routed(state, text + FAILED + _unmarked(outcome.error), self.mas.sink)
+            return self._routed(state, text + FAILED + unmarked(outcome.error), self.mas.sink)
         answer = outcome.answer.strip()
         same = answer == text.strip() and self.mas.final_text(text) == text
-        return self._routed(state, text if same else text + RETURNED + _unmarked(answer), self.mas.sink)
+        return self._routed(state, text if same else text + RETURNED + unmarked(answer), self.mas.sink)
 
     def _agent(self, outcome: Waiting) -> int:
         call = outcome.calls[0]
@@ -582,7 +582,3 @@ class ProgramSession:
                 f"got {names[1]} from the program; leave out mas=, or pass the system that matches the program"
             )
         return direct
-
-
-def _unmarked(text: str) -> str:
-    return text.replace(RETURNED, RETURNED.replace("[", "[ ")).replace(FAILED, FAILED.replace("[", "[ "))

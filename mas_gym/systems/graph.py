@@ -32,6 +32,11 @@ SCHEMA = 1
 """Version of the config format that `MAS.to_dict` writes and `load_mas` reads."""
 
 
+def unmarked(text: str) -> str:
+    """Return a text in which `RETURNED` and `FAILED` are broken up by a space."""
+    return text.replace(RETURNED, RETURNED.replace("[", "[ ")).replace(FAILED, FAILED.replace("[", "[ "))
+
+
 @dataclass(frozen=True, slots=True)
 class Agent:
     """One agent of a MAS.

@@ -15,10 +15,11 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import rule_of, same_rule
 from rewardmodels.agents.config import VALUE_CREDITS, AgentConfig
+from rewardmodels.data.dataset import training_runs
 from search.credit import credit
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
-from search.store import RunInfo, Store, open_store
+from search.store import RunInfo, open_store
 from search.tree import Tree
 
 logger = logging.getLogger("rewardmodels.agents")
@@ -66,27 +67,6 @@ class CreditedSample(NamedTuple):
 
 
 Example = Demonstration | Preference | CreditedSample
-
-
-def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
-    """Return the training runs of a store that are suitable for training agents.
-
-    Args:
-        store: The store.
-        run: One run's name or fingerprint; None for all runs.
-
-    Raises:
-        DataError: There is no training run; the message describes the store's contents.
-    """
-    runs = [store.find(run)] if run is not None else store.runs()
-    chosen = [info for info in runs if info.config["training"]]
-    if not chosen:
-        held = "; ".join(info.label for info in runs) or "nothing"
-        raise DataError(
-            f"expected a training run in {store.path}, found {held}. Agents are trained on searches with the true "
-            "reward; run mas-gym rollouts"
-        )
-    return chosen
 
 
 def read_examples(

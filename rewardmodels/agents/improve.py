@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from mas_gym.internal.suggestions import choice
 from mas_gym.policies import load_policy
 from mas_gym.policies.token_traces import traced, traces_folder
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
-from rewardmodels.agents.examples import Example, read_examples
+from rewardmodels.agents.examples import read_examples
 from rewardmodels.agents.training import ALL, policy_spec, train_agents
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
@@ -33,7 +34,6 @@ from search.setup import RunSpec
 from search.store import open_store
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Task
 
 ROUNDS = "rounds.json"
@@ -42,6 +42,8 @@ STORE = "runs.db"
 CURVES = "curves"
 PLANNERS = {"sft": "mcts:20,3", "dpo": "mcts:20,3", "grpo": "siblings:2"}
 """Planner for training problems by method: grpo needs independent samples, the other methods high-quality ones."""
+
+Listen = Callable[[Progress], None] | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def improve(
     start: str = "tiny",
     device: str | None = None,
     log: Callable[[str], None] = lambda line: None,
-    listen: Callable[[Progress], None] | bool = False,
+    listen: Listen = False,
 ) -> list[Round]:
     """Repeat search, critic training, evaluation and agent training for several rounds.
 
@@ -150,110 +152,78 @@ def improve(
     rounds: list[Round] = []
     models = {ALL: start}
     for number in range(config.rounds + 1):
-        policy = policy_spec(models)
+        policy, folder = policy_spec(models), out / f"generation-{number}" / "masprm"
         log(f"generation {number}: {policy}")
-        agents = load_policy(policy)
         problems = spec.problems[number * config.problems : (number + 1) * config.problems]
-        own = replace(spec, problems=problems, policy=agents, store=out / STORE, seed=config.seed)
-        stage = _Stage(own, agents, held_out, out, config, start, number, policy, log, listen)
-        stage.search()
-        stage.train_critic()
-        rounds.append(stage.evaluate(rounds))
+        own = replace(spec, problems=problems, policy=load_policy(policy), store=out / STORE, seed=config.seed)
+        _search(own, config, log, listen)
+        log("training a critic on them")
+        teach(partial(trees, own), folder, "masprm", "bt", start, log=log, **dict(config.critic))
+        critic = load_critic(str(folder))
+        first = load_critic(str(out / "generation-0" / "masprm")) if number else critic
+        log(f"evaluating on {len(held_out):,} held-out problems")
+        outcomes, values = _evaluated(replace(own, problems=held_out), config.search, critic, first, listen)
+        [info] = grown(own)
+        with open_store(out / STORE) as store:
+            spent = sum(row["generated_tokens"] for row in store.rows(info.run))
+        tokens = spent + (rounds[-1].tokens if rounds else 0)
+        agents, rows = digest_of(identity_of(own.policy)), tuple(summarize(outcomes))
+        rounds.append(Round(number, policy, agents, tokens, rows, values, tuple(outcomes)))
+        for row in rows:
+            hit, low, high = (100 * share for share in (row.hits[1].mean, row.interval.low, row.interval.high))
+            log(f"  {row.label}: Hit@1 {hit:.1f} [{low:.1f}, {high:.1f}], TOK {row.tokens.mean:,.0f}")
         _report(out, rounds)
         if number < config.rounds:
             log(f"training the agents of generation {number + 1}")
             settings = dict(config.agents)
-            folder = out / f"generation-{number + 1}" / "agents"
+            stated = agent_config(config.method, 0, settings)
+            valued = config.method == "grpo" and stated.credit in VALUE_CREDITS
+            examples = read_examples(out / STORE, stated, info.run, critic if valued else None)
             base = models if settings.get("adapters") == "per-agent" else models[ALL]
-            trained = train_agents(stage.examples(), folder, config.method, base, device=device, log=log, **settings)
+            target = out / f"generation-{number + 1}" / "agents"
+            trained = train_agents(examples, target, config.method, base, device=device, log=log, **settings)
             models |= {agent: str(path) for agent, path in trained.folders.items()}
     return rounds
 
 
-@dataclass
-class _Stage:
-    """The stages of one generation; each returns immediately if its result exists."""
+def _search(spec: RunSpec, config: ImproveConfig, log: Callable[[str], None], listen: Listen) -> None:
+    """Search training problems with the true reward."""
+    planner = config.planner or PLANNERS[config.method]
+    log(f"searching {len(spec.problems):,} training problems by {planner}")
+    if config.method == "grpo":
+        assert spec.policy is not None and spec.store is not None
+        spec = replace(spec, policy=traced(spec.policy, traces_folder(Path(spec.store))))
+    stop = grow(spec, planner, listen)
+    if stop is not None:
+        raise stop
 
-    searches: RunSpec
-    policy: Policy | AsyncPolicy
-    held_out: Task
-    out: Path
-    config: ImproveConfig
-    start: str
-    number: int
-    spec: str
-    log: Callable[[str], None]
-    listen: Callable[[Progress], None] | bool
 
-    def search(self) -> None:
-        """Search training problems with the true reward."""
-        planner = self.config.planner or PLANNERS[self.config.method]
-        self.log(f"searching {len(self.searches.problems):,} training problems by {planner}")
-        spec = self.searches
-        if self.config.method == "grpo":
-            spec = replace(spec, policy=traced(self.policy, traces_folder(self.out / STORE)))
-        stop = grow(spec, planner, self.listen)
-        if stop is not None:
-            raise stop
+def _evaluated(
+    spec: RunSpec, search: str, critic: Critic, first: Critic, listen: Listen
+) -> tuple[list[Outcome], dict[str, float]]:
+    """Return the outcomes of a single pass and of search with a critic, and the values of `Round`."""
+    rows = [
+        Row(name, planner, critic if planner.needs_critic else None, "masprm" if planner.needs_critic else "")
+        for name, planner in named_planners(["single", search]).items()
+    ]
+    passes: dict[str, Plan] = {}
 
-    def train_critic(self) -> None:
-        self.log("training a critic on them")
-        settings = dict(self.config.critic)
-        teach(lambda: trees(self.searches), self.critic, "masprm", "bt", self.start, log=self.log, **settings)
+    def look(row: Row, plan: Plan) -> None:
+        if row.name == "single" and plan.error is None:
+            passes[plan.problem_id] = plan
 
-    @property
-    def critic(self) -> Path:
-        return self.out / f"generation-{self.number}" / "masprm"
-
-    def evaluate(self, earlier: Sequence[Round]) -> Round:
-        """Evaluate both a single pass and search with the critic on the held-out problems."""
-        self.log(f"evaluating on {len(self.held_out):,} held-out problems")
-        critic = load_critic(str(self.critic))
-        planners = named_planners(["single", self.config.search])
-        rows = [
-            Row(name, planner, critic if planner.needs_critic else None, "masprm" if planner.needs_critic else "")
-            for name, planner in planners.items()
-        ]
-        passes: dict[str, Plan] = {}
-
-        def look(row: Row, plan: Plan) -> None:
-            if row.name == "single" and plan.error is None:
-                passes[plan.problem_id] = plan
-
-        spec = replace(self.searches, problems=self.held_out)
-        listen = self.listen
-        heard = (lambda row, seed, now: listen(now)) if callable(listen) else listen
-        outcomes, stop = measure(rows, spec, look=look, listen=heard)
-        if stop is not None:
-            raise stop
-        first = critic if not self.number else load_critic(str(self.out / "generation-0" / "masprm"))
-        # In a fixed order, so that sums are bitwise equal.
-        plans = [passes[name] for name in sorted(passes)]
-        values = {
-            "reward": _mean(1.0 if plan.correct else -1.0 for plan in plans),
-            "critic": _mean(_ends(plans, critic)),
-            "first critic": _mean(_ends(plans, first)),
-        }
-        [info] = grown(self.searches)
-        with open_store(self.out / STORE) as store:
-            spent = sum(row["generated_tokens"] for row in store.rows(info.run))
-        tokens = spent + (earlier[-1].tokens if earlier else 0)
-        found = Round(
-            self.number, self.spec, digest_of(identity_of(self.policy)), tokens, tuple(summarize(outcomes)),
-            values, tuple(outcomes),
-        )  # fmt: skip
-        for row in found.rows:
-            low, high = 100 * row.interval.low, 100 * row.interval.high
-            hit = 100 * row.hits[1].mean
-            self.log(f"  {row.label}: Hit@1 {hit:.1f} [{low:.1f}, {high:.1f}], TOK {row.tokens.mean:,.0f}")
-        return found
-
-    def examples(self) -> Sequence[Example]:
-        [info] = grown(self.searches)
-        settings = agent_config(self.config.method, 0, dict(self.config.agents))
-        valued = self.config.method == "grpo" and settings.credit in VALUE_CREDITS
-        critic = load_critic(str(self.critic)) if valued else None
-        return read_examples(self.out / STORE, settings, info.run, critic)
+    heard = (lambda row, seed, now: listen(now)) if callable(listen) else listen
+    outcomes, stop = measure(rows, spec, look=look, listen=heard)
+    if stop is not None:
+        raise stop
+    # In a fixed order, so that sums are bitwise equal.
+    plans = [passes[name] for name in sorted(passes)]
+    values = {
+        "reward": _mean(1.0 if plan.correct else -1.0 for plan in plans),
+        "critic": _mean(_ends(plans, critic)),
+        "first critic": _mean(_ends(plans, first)),
+    }
+    return outcomes, values
 
 
 def _ends(plans: Sequence[Plan], critic: Critic) -> list[float]:

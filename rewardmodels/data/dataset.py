@@ -25,7 +25,7 @@ from rewardmodels.data.encode import Parts, View, state_parts
 from rewardmodels.data.mining import Labeled, Pair
 from search.plan import Plan
 from search.results.run_info import RECORDED, is_recorded
-from search.store import RunInfo, open_store
+from search.store import RunInfo, Store, open_store
 from search.tree import Tree
 
 DataKind = Literal["pairs", "points", "outcomes"]
@@ -329,16 +329,25 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
         DataError: The store contains no training run, or a run uses another MAS.
     """
     with open_store(path) as store:
-        runs = [store.find(run)] if run is not None else store.runs()
-        chosen = [info for info in runs if info.config["training"] or is_recorded(info.config)]
-        if not chosen:
-            held = "; ".join(info.label for info in runs) or "nothing"
-            raise DataError(
-                f"expected a training run in {path}, found {held}. Training uses searches with the true reward "
-                "(mas-gym rollouts) or logs (mas-gym import)"
-            )
-        for info in chosen:
+        for info in training_runs(store, run, recorded=True):
             yield from _trees(store.plans(info.run), info, mas, path)
+
+
+def training_runs(store: Store, run: str | None, recorded: bool = False) -> list[RunInfo]:
+    """Return the training runs of a store or only the run of this name; with ``recorded``, also imported ones.
+
+    Raises:
+        DataError: There is no such run; the message describes the store's contents.
+    """
+    runs = [store.find(run)] if run is not None else store.runs()
+    chosen = [info for info in runs if info.config["training"] or (recorded and is_recorded(info.config))]
+    if not chosen:
+        held = "; ".join(info.label for info in runs) or "nothing"
+        raise DataError(
+            f"expected a training run in {store.path}, found {held}. Training uses searches with the true reward "
+            f"(mas-gym rollouts){' or logs (mas-gym import)' if recorded else ''}"
+        )
+    return chosen
 
 
 def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabeledTree]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,22 +299,15 @@ def pack(states: Sequence[Sequence[Ids]]) -> Packed:
     return Packed(ids_row, positions, sees, starts[1:][trie.ends] - 1)
 
 
-class ModelInput(NamedTuple):
-    """Rows of tokens as tensors, and the position at which each state ends.
+Tensors: TypeAlias = "dict[str, torch.Tensor]"
+"""The tensors of a forward pass.
 
-    Attributes:
-        inputs: Inputs of the backbone: ``input_ids`` (R, S), and either ``position_ids`` (R, S) with a 4-D additive
-            ``attention_mask`` (R, 1, S, S), or a plain 2-D mask.
-        rows: Row of each state, shape (K,).
-        columns: Column of each state's last token, shape (K,).
-    """
-
-    inputs: dict[str, torch.Tensor]
-    rows: torch.Tensor
-    columns: torch.Tensor
+``input_ids`` (R, S), and either ``position_ids`` (R, S) with a 4-D additive ``attention_mask`` (R, 1, S, S), or a plain
+2-D mask; ``rows`` and ``columns`` (K,) of each state's last token. Training adds the places of states in the loss.
+"""
 
 
-def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
+def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> Tensors:
     """Pad packed rows to one length.
 
     Args:
@@ -336,20 +329,22 @@ def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
         positions[i, :size] = row.positions
         sees[i, 0, :size, :size] = row.sees
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(torch.from_numpy(~sees), torch.finfo(dtype).min)
-    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": mask, "position_ids": torch.from_numpy(positions)}
     where = np.concatenate([np.full(len(row.ends), i) for i, row in enumerate(rows)])
-    return ModelInput(inputs, torch.from_numpy(where), torch.from_numpy(np.concatenate([row.ends for row in rows])))
+    columns = np.concatenate([row.ends for row in rows])
+    arrays = {"input_ids": ids, "position_ids": positions, "rows": where, "columns": columns}
+    return {"attention_mask": mask, **{name: torch.from_numpy(array) for name, array in arrays.items()}}
 
 
-def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> ModelInput:
+def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> Tensors:
     """Return each complete state as one row, padded on the right; for models that do not support custom masks."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     rows = [torch.tensor([token for part in state for token in part]) for state in states]
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    inputs = {"input_ids": pad_sequence(rows, batch_first=True, padding_value=pad), "attention_mask": mask}
-    return ModelInput(inputs, torch.arange(len(states)), mask.sum(dim=1) - 1)
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad)
+    places = {"rows": torch.arange(len(states)), "columns": mask.sum(dim=1) - 1}
+    return {"input_ids": ids, "attention_mask": mask, **places}
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False, limit: int = MOST_TOKENS) -> list[list[T]]:

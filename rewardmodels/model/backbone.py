@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need
 from mas_gym.policies.model_files import import_models
-from rewardmodels.data.encode import ModelInput, collate, collate_plain, pack
+from rewardmodels.data.encode import Tensors, collate, collate_plain, pack
 
 if TYPE_CHECKING:
     import torch
@@ -201,15 +201,16 @@ def window_of(config: PretrainedConfig) -> int | None:
     return window if isinstance(window, int) and window > 0 else None
 
 
-def logits_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
+def logits_at(model: PreTrainedModel, batch: Tensors) -> torch.Tensor:
     """Return the head's logits at the end of each state, shape (K,), in float32 (float64 for a float64 model)."""
     return read_head(model, hidden_at(model, batch))
 
 
-def hidden_at(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
+def hidden_at(model: PreTrainedModel, batch: Tensors) -> torch.Tensor:
     """Return the last hidden states at the end of each state, shape (K, hidden size)."""
-    out = model(**batch.inputs, use_cache=False, output_hidden_states=True)
-    hidden: torch.Tensor = out.hidden_states[-1][batch.rows, batch.columns]
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    out = model(**inputs, use_cache=False, output_hidden_states=True)
+    hidden: torch.Tensor = out.hidden_states[-1][batch["rows"], batch["columns"]]
     return hidden
 
 
@@ -220,10 +221,9 @@ def read_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     return logits if logits.dtype.itemsize == 8 else logits.float()
 
 
-def to_device(batch: ModelInput, device: torch.device) -> ModelInput:
+def to_device(batch: Tensors, device: torch.device) -> Tensors:
     """Move a batch to a device."""
-    inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-    return ModelInput(inputs, batch.rows.to(device), batch.columns.to(device))
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def alike(logits: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:

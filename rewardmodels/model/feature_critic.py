@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import NamedTuple
 
 from mas_gym.errors import DataError, shown
 from mas_gym.internal.json_types import JSONMapping, JSONObject
+from mas_gym.internal.suggestions import choice
 from mas_gym.policies.folder_checks import read_object
 from mas_gym.tasks.grading.numbers import parse_number
 from rewardmodels.model.critic_folder import HEADS
+from search.calibrated_critics import Curve, read_curve
 from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"
@@ -68,37 +68,31 @@ def features_of(context: ScoringContext) -> list[float]:
     ]
 
 
-@dataclass(frozen=True)
-class FeatureModel:
-    """A logistic regression on standardized features: ``p = sigmoid(bias + sum(weight * (x - mean) / scale))``.
+class FeatureModel(NamedTuple):
+    """The parameters of a `FeatureCritic`.
 
     Attributes:
         kind: ``"masprm"`` for any state, ``"orm"`` for terminal states only.
-        mean: Mean of each feature in training.
-        scale: Standard deviation of each feature.
-        weights: Weight of each standardized feature.
-        bias: The intercept.
+        curve: Maps the features to the probability that an episode through the state is right.
         data: Counts of the training data.
         metrics: Metrics on held-out questions.
     """
 
-    kind: Literal["masprm", "orm"]
-    mean: tuple[float, ...]
-    scale: tuple[float, ...]
-    weights: tuple[float, ...]
-    bias: float
-    data: JSONMapping = field(default_factory=dict)
-    metrics: JSONMapping = field(default_factory=dict)
+    kind: str
+    curve: Curve
+    data: JSONMapping
+    metrics: JSONMapping
 
-    def probability(self, row: Sequence[float]) -> float:
-        """Return the probability that an episode through a state with these features is correct."""
-        parts = zip(row, self.mean, self.scale, self.weights, strict=True)
-        logit = self.bias + math.fsum(w * (x - mean) / scale for x, mean, scale, w in parts)
-        return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weight of each standardized feature."""
+        return self.curve.weights[: len(FEATURES)]
 
     def to_dict(self) -> JSONObject:
         """Return the JSON-serializable form of ``features.json``."""
-        return {"schema": SCHEMA, "features": list(FEATURES), **asdict(self)}
+        curve = {"mean": self.curve.mean, "scale": self.curve.scale, "weights": self.weights, "bias": self.curve.bias}
+        stated = {"schema": SCHEMA, "features": list(FEATURES), "kind": self.kind}
+        return {**stated, **curve, "data": self.data, "metrics": self.metrics}
 
 
 def read_features(folder: Path) -> FeatureModel:
@@ -115,15 +109,12 @@ def read_features(folder: Path) -> FeatureModel:
             f"{shown(data.get('features'))}; train the critic again"
         )
     try:
-        model = FeatureModel(**{one.name: data[one.name] for one in fields(FeatureModel)})
-        numbers: dict[str, Any] = {name: tuple(map(float, data[name])) for name in ("mean", "scale", "weights")}
-        sizes = {len(FEATURES), *map(len, numbers.values())}
-        finite = all(map(math.isfinite, (model.bias, *chain(*numbers.values()))))
-        if len(sizes) > 1 or not finite or min(numbers["scale"]) <= 0 or model.kind not in HEADS:
-            raise ValueError("expected a known kind, and for each feature finite numbers with a positive scale")
+        # No feature is ever missing, so the flags for missing values have no weight.
+        weights = [*data["weights"], *(0.0 for _ in FEATURES)]
+        curve = read_curve({**data, "weights": weights, "at": (), "level": ()}, "logistic", len(FEATURES))
+        return FeatureModel(choice("kind", data["kind"], tuple(HEADS)), curve, data["data"], data["metrics"])
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"cannot read {path}: {error!r:.200}; train the critic again") from error
-    return replace(model, **numbers)
 
 
 class FeatureCritic(Critic):
@@ -155,4 +146,4 @@ class FeatureCritic(Critic):
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return one value in ``[-1, 1]`` per state, in order."""
-        return [2 * self.model.probability(features_of(one)) - 1 for one in contexts]
+        return [2 * self.model.curve.probability(features_of(one)) - 1 for one in contexts]

@@ -420,8 +420,11 @@ def teach(
     head: Head,
     base: str = "tiny",
     view: View = "full",
+    /,
+    *,
     pairs_per_tree: int = 8,
     same: str | Same | None = None,
+    min_continuations: int | None = None,
     log: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Trained:
@@ -432,8 +435,11 @@ def teach(
     wanted = TrainingConfig(kind=kind, head=head).data_kind
 
     def mined(what: DataKind) -> RewardData:
-        return collect(source(), what, view=view, pairs_per_tree=pairs_per_tree, same=same)
+        return collect(source(), what, view, pairs_per_tree, same, min_continuations)
 
+    data = mined(wanted)
+    for name, counts in histogram(data).items():
+        log(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
     points = mined("points") if wanted == "pairs" else None
-    options = {**settings, "kind": kind, "head": head, "view": view}
-    return train(mined(wanted), out, base, points=points, log=log, **options)
+    options = {**settings, "kind": kind, "head": head, "view": view, "points": points, "log": log}
+    return train(data, out, base, **options)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError, DataError, need
 from mas_gym.tasks.base import question_digest
@@ -18,9 +17,9 @@ from rewardmodels.data.dataset import check_continuations
 from rewardmodels.model.critic_folder import write_whole
 from rewardmodels.model.feature_critic import FEATURES, FILE, FeatureModel, features_of
 from rewardmodels.model.training_questions import write_questions
+from search.compare.critic_fitting import cross_fitted, fit_curve, probability_metrics
 from search.store import RecordedState
 
-FOLDS = 5
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 """Candidate inverse strengths of the L2 penalty; cross-validation by question selects the best."""
 
@@ -65,12 +64,12 @@ def train_features(
             f"expected episodes with right and wrong answers from at least two questions, got {right.sum():.0f} right "
             f"and {wrong.sum():.0f} wrong (questions: {len(set(questions))}); record more episodes"
         )
-    strength, metrics = _validated(data, right, wrong, questions)
-    *columns, bias = _fitted(data, right, wrong, strength)
+    held_out = {one: cross_fitted(data, right, wrong, questions, strength=one)[1] for one in STRENGTHS}
+    tried = {one: probability_metrics(found, right, wrong) for one, found in held_out.items()}
+    strength = min(STRENGTHS, key=lambda one: tried[one]["log loss"])
     counts = {"questions": len(set(questions)), "states": len(rows), "right": int(right.sum()),
               "wrong": int(wrong.sum()), "penalty C": strength}  # fmt: skip
-    mean, scale, weights = (tuple(map(float, column)) for column in columns)
-    model = FeatureModel(kind, mean, scale, weights, bias, counts, metrics)
+    model = FeatureModel(kind, fit_curve(data, right, wrong, strength=strength), counts, tried[strength])
     write_whole(folder / "README.md", _card(model))
     write_questions(folder, (question_digest(row.context.state.question) for row in rows))
     write_whole(folder / FILE, json.dumps(model.to_dict(), indent=2, ensure_ascii=True) + "\n")
@@ -85,49 +84,6 @@ def _supported(rows: Sequence[RecordedState], least: int | None) -> list[Recorde
     if least is None:
         check_continuations(Counter(row.total for row, waits in zip(rows, inner, strict=True) if waits))
     return [row for row, waits in zip(rows, inner, strict=True) if not waits or row.total >= (least or 1)]
-
-
-Array = NDArray[np.float64]
-
-
-def _fitted(data: Array, right: Array, wrong: Array, strength: float) -> tuple[Array, Array, Array, float]:
-    """Return mean and scale of the features, their weights and the bias."""
-    from sklearn.linear_model import LogisticRegression
-
-    mean, scale = data.mean(axis=0), data.std(axis=0)
-    scale[scale < 1e-9] = 1.0
-    scaled = (data - mean) / scale
-    labels = np.repeat([1, 0], len(data))
-    model = LogisticRegression(C=strength, max_iter=1000)
-    model.fit(np.concatenate([scaled, scaled]), labels, sample_weight=np.concatenate([right, wrong]))
-    return mean, scale, model.coef_[0], float(model.intercept_[0])
-
-
-def _validated(data: Array, right: Array, wrong: Array, questions: Sequence[str]) -> tuple[float, dict[str, float]]:
-    """Return the best penalty strength and the metrics of its out-of-fold predictions."""
-    from sklearn.metrics import log_loss, roc_auc_score
-    from sklearn.model_selection import GroupKFold
-
-    folds = list(GroupKFold(min(FOLDS, len(set(questions)))).split(data, groups=questions))
-    labels, weights = np.repeat([1, 0], len(data)), np.concatenate([right, wrong])
-
-    def out_of_fold(strength: float) -> Array:
-        found = np.full(len(data), right.sum() / (right.sum() + wrong.sum()))
-        for learned, held in folds:
-            if right[learned].sum() and wrong[learned].sum():
-                mean, scale, coefficients, bias = _fitted(data[learned], right[learned], wrong[learned], strength)
-                found[held] = 1 / (1 + np.exp(-(((data[held] - mean) / scale) @ coefficients + bias)))
-        return found
-
-    losses: dict[float, float] = {}
-    predictions = {strength: out_of_fold(strength) for strength in STRENGTHS}
-    for strength, found in predictions.items():
-        losses[strength] = float(log_loss(labels, np.concatenate([found, found]), sample_weight=weights))
-    best = min(STRENGTHS, key=losses.__getitem__)
-    found = np.concatenate([predictions[best]] * 2)
-    auc = float(roc_auc_score(labels, found, sample_weight=weights))
-    accuracy = float(np.average((found >= 0.5) == labels, weights=weights))
-    return best, {"auc": auc, "accuracy": accuracy, "log loss": losses[best]}
 
 
 def _card(model: FeatureModel) -> str:

@@ -27,7 +27,7 @@ from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import (
     EncodedState,
     Encoder,
-    ModelInput,
+    Tensors,
     chunks,
     collate,
     collate_plain,
@@ -35,13 +35,10 @@ from rewardmodels.data.encode import (
     pack,
     tokens_in,
 )
-from rewardmodels.model.backbone import logits_at
+from rewardmodels.model.backbone import logits_at, to_device
 from rewardmodels.training.checkpoints import Guarded, common_arguments
 from rewardmodels.training.config import TrainingConfig
 from rewardmodels.training.metrics import Floats, measured
-
-Tensors = dict[str, torch.Tensor]
-"""The tensors of one forward pass, see `gather`."""
 
 _WINDOW = 32
 _BUNDLE = 16
@@ -154,7 +151,7 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
     """Return the tensors of one forward pass.
 
     Returns:
-        The inputs of the model, ``rows`` and ``columns`` at which states end, indices of the ``better`` and ``worse``
+        The tensors of `rewardmodels.data.encode.collate`, indices of the ``better`` and ``worse``
         states of pairs and of labeled states (``points``), and the ``target`` of each labeled state.
     """
     offsets = np.cumsum([0, *(len(b.states) for b in chosen)])[:-1]
@@ -169,20 +166,12 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
     points = [start + i for start, b in placed for i in b.better[len(b.worse) :]]
     target = [example.chosen_target for b in chosen for example in b.examples[len(b.worse) :]]
     return {
-        **batch.inputs,
-        "rows": batch.rows,
-        "columns": batch.columns,
+        **batch,
         "better": torch.tensor(better, dtype=torch.long),
         "worse": torch.tensor(worse, dtype=torch.long),
         "points": torch.tensor(points, dtype=torch.long),
         "target": torch.tensor(target, dtype=torch.float32),
     }
-
-
-def model_input(tensors: Tensors) -> ModelInput:
-    """Return the model's part of the tensors that `gather` returns."""
-    names = [name for name in ("input_ids", "attention_mask", "position_ids") if name in tensors]
-    return ModelInput({name: tensors[name] for name in names}, tensors["rows"], tensors["columns"])
 
 
 def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: Tensors) -> torch.Tensor:
@@ -254,8 +243,8 @@ class HeldOut:
         device = next(model.parameters()).device
         with torch.inference_mode():
             for part in self.passes:
-                tensors = {k: v.to(device) for k, v in gather(part, *self.options).items()}
-                logits = logits_at(model, model_input(tensors))
+                tensors = to_device(gather(part, *self.options), device)
+                logits = logits_at(model, tensors)
                 first = tensors["better"] if len(tensors["better"]) else tensors["points"]
                 better.append(logits[first].double().cpu().numpy())
                 worse.append(logits[tensors["worse"]].double().cpu().numpy())
@@ -298,7 +287,7 @@ class CriticTrainer(Guarded):
             wait = nullcontext() if i == len(passes) - 1 else self.accelerator.no_sync(model)
             with wait:
                 with self.compute_loss_context_manager():
-                    loss = loss_of(self.config, logits_at(model, model_input(tensors)), tensors)
+                    loss = loss_of(self.config, logits_at(model, tensors), tensors)
                 self.check_loss(loss.item())
                 loss = loss * (weight / sum(weights)) / self.current_gradient_accumulation_steps
                 self.accelerator.backward(loss)

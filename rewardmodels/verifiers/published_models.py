@@ -151,7 +151,7 @@ class _Published(ModelCritic):
                 )
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         for group in chunks(order, [len(rows[place]) for place in order], padded=True):
-            inputs = collate_plain([[tuple(rows[place])] for place in group], self._tokenizer.pad_token_id or 0).inputs
+            inputs = collate_plain([[tuple(rows[place])] for place in group], self._tokenizer.pad_token_id or 0)
             yield group, inputs["input_ids"].to(self._device), inputs["attention_mask"].to(self._device)
 
 

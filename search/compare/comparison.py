@@ -12,7 +12,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 from mas_gym.tasks.base import Problem, Task
 from search.compare.comparison_runs import Row, Start, measure, named_critics, named_planners, pair, start_here
-from search.compare.cost_matching import Match, calibrate
+from search.compare.cost_matching import Match, match_size
 from search.progress import Progress
 from search.protocol import Critic, Planner
 from search.results.summary import find_row, summarize
@@ -99,7 +99,7 @@ def matched(
     reasons: list[str] = []
     for row in rows:
         try:
-            found.append((row, *calibrate(row, spec, match, chosen, start)))
+            found.append((row, *match_size(row, spec, match, chosen, start)))
         except ConfigError as error:
             reasons.append(f"{one_line(row.label)} skipped: {error}")
     if not found:

@@ -56,7 +56,7 @@ class Match(NamedTuple):
         return cls(unit.strip(), number)
 
 
-def calibrate(
+def match_size(
     row: Row, spec: RunSpec, match: Match, problems: Sequence[Problem], start: Start = start_here
 ) -> tuple[Row, CalibratedSize]:
     """Return a row resized to the cost closest to the target, and its calibration.

@@ -79,7 +79,7 @@ def calibrate_critics(
     right = np.array([one.right for one in examples], dtype=np.float64)
     wrong = np.array([one.total for one in examples], dtype=np.float64) - right
     keys = [question_digest(one.context.state.question) for one in examples]
-    fold_of = {key: place % FOLDS for place, key in enumerate(sorted(set(keys)))}
+    fold_of = folds_of(keys)
     known: NDArray[np.bool_] = np.any(np.isfinite(values), axis=1)
     if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():
         raise DataError(
@@ -87,20 +87,52 @@ def calibrate_critics(
             f"right: {right[known].sum():.0f}, wrong: {wrong[known].sum():.0f}, questions: {len(fold_of)}; "
             "use more examples"
         )
-    folds = np.array([fold_of[key] for key in keys])
-    held = [np.asarray(folds == fold) for fold in range(min(FOLDS, len(fold_of)))]
-    curves = [_fitted(values, right, wrong, known & ~out, method) for out in held]
-    found = np.array([curves[fold].probability(row) for fold, row in zip(folds, values.tolist(), strict=True)])
-    metrics: JSONObject = {"combined": _metrics(found[known], right[known], wrong[known])}
+    curves, found = cross_fitted(values, right, wrong, keys, method)
+    metrics: JSONObject = {"combined": probability_metrics(found[known], right[known], wrong[known])}
     for spec, column in zip(critics, values.T, strict=True):
         there = np.isfinite(column)
         metrics[spec] = {"auc": _auc(column[there], right[there], wrong[there])}
     data = {"questions": len(fold_of), "states": len(examples), "right": int(right.sum()), "wrong": int(wrong.sum())}
-    final = _fitted(values, right, wrong, known, method)
+    final = fit_curve(values, right, wrong, method)
     return CalibratedModel(method, tuple(critics), final, tuple(curves), fold_of, metrics, data)
 
 
-def _fitted(values: Array, right: Array, wrong: Array, chosen: NDArray[np.bool_], method: Method) -> Curve:
+def folds_of(questions: Iterable[str]) -> dict[str, int]:
+    """Return the fold of each distinct question, by name."""
+    return {name: place % FOLDS for place, name in enumerate(sorted(set(questions)))}
+
+
+def cross_fitted(
+    values: Array,
+    right: Array,
+    wrong: Array,
+    questions: Sequence[str],
+    method: Method = "logistic",
+    strength: float = 1.0,
+) -> tuple[list[Curve], Array]:
+    """Return a curve per fold of the questions, fitted without the fold, and each row's held-out probability.
+
+    The arguments are those of `fit_curve`; ``questions`` has the question of each row.
+    """
+    fold_of = folds_of(questions)
+    folds = np.array([fold_of[name] for name in questions])
+    others = [folds != fold for fold in range(min(FOLDS, len(fold_of)))]
+    curves = [fit_curve(values[some], right[some], wrong[some], method, strength) for some in others]
+    found = [curves[fold].probability(row) for fold, row in zip(folds, values.tolist(), strict=True)]
+    return curves, np.array(found)
+
+
+def fit_curve(values: Array, right: Array, wrong: Array, method: Method = "logistic", strength: float = 1.0) -> Curve:
+    """Fit a curve to outcomes.
+
+    Args:
+        values: ``[N, m]`` values of ``m`` critics or features; NaN if missing. Rows without a value are left out.
+        right: ``[N]`` number of right outcomes of each row.
+        wrong: ``[N]`` number of wrong outcomes.
+        method: As for `search.calibrated_critics.CalibratedModel`.
+        strength: Logistic: the inverse strength of the L2 penalty.
+    """
+    chosen = np.any(np.isfinite(values), axis=1)
     values, right, wrong = values[chosen], right[chosen], wrong[chosen]
     if not right.sum() or not wrong.sum():
         # Only one class: its share, smoothed by one pseudo-state of each class.
@@ -121,7 +153,7 @@ def _fitted(values: Array, right: Array, wrong: Array, chosen: NDArray[np.bool_]
     scale = np.array([np.nanstd(column) if np.isfinite(column).any() else 1.0 for column in values.T])
     scale[scale < 1e-9] = 1.0
     rows = np.array([standardized(row, mean.tolist(), scale.tolist()) for row in values.tolist()])
-    model = LogisticRegression(max_iter=1000)
+    model = LogisticRegression(C=strength, max_iter=1000)
     labels, weights = np.repeat([1, 0], len(rows)), np.concatenate([right, wrong])
     model.fit(np.concatenate([rows, rows]), labels, sample_weight=weights)
     return Curve(_floats(mean), _floats(scale), _floats(model.coef_[0]), float(model.intercept_[0]))
@@ -141,7 +173,8 @@ def _auc(values: Array, right: Array, wrong: Array) -> float:
     return float(roc_auc_score(labels, np.concatenate([values, values]), sample_weight=weights))
 
 
-def _metrics(found: Array, right: Array, wrong: Array) -> dict[str, float]:
+def probability_metrics(found: Array, right: Array, wrong: Array) -> dict[str, float]:
+    """Return AUC, log loss and Brier score of probabilities, weighted by the numbers of outcomes."""
     weight = float(right.sum() + wrong.sum())
     sure = np.clip(found, 1e-6, 1 - 1e-6)
     loss = -float((right * np.log(sure) + wrong * np.log(1 - sure)).sum()) / weight

@@ -21,6 +21,7 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.internal.suggestions import choice
 from mas_gym.tasks.base import Problem
 from search.calibrated_critics import METHODS
+from search.compare.critic_fitting import fit_curve
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop
 from search.planners.stop_rules import FEATURES, Evidence, StopMap, StopRule
@@ -206,9 +207,6 @@ def stopped_by(searches: Sequence[Checked], probabilities: Sequence[Sequence[flo
 
 
 def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str) -> StopMap:
-    from sklearn.isotonic import IsotonicRegression
-    from sklearn.linear_model import LogisticRegression
-
     pairs = [(check, 1 / len(one.checks)) for one in searches for check in one.checks]
     right = np.array([check.right for check, _ in pairs], dtype=bool)
     if not pairs or right.all() or not right.any():
@@ -221,18 +219,12 @@ def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str)
     rows: NDArray[np.float64] = np.array([check.features for check, _ in pairs])
     # Each search has the same total weight, independent of its number of checks.
     weights = np.array([weight for _, weight in pairs])
-    center, spread = rows.mean(axis=0), rows.std(axis=0)
-    used = spread > 1e-9
-    if not used.any():
-        used[0], spread[0] = True, 1.0
-    scaled = (rows[:, used] - center[used]) / spread[used]
-    model = LogisticRegression(C=1.0, max_iter=1000).fit(scaled, right, sample_weight=weights)
-    slopes = model.coef_[0] / spread[used]
-    named = dict.fromkeys(FEATURES, 0.0) | dict(zip(np.array(FEATURES)[used].tolist(), slopes.tolist(), strict=True))
-    bias = float(model.intercept_[0] - slopes @ center[used])
-    index = scaled @ model.coef_[0] + model.intercept_[0]
+    outcomes = right * weights, ~right * weights
+    curve = fit_curve(rows, *outcomes)
+    slopes = np.array(curve.weights[: len(FEATURES)]) / np.array(curve.scale)
+    bias = curve.bias - float(slopes @ np.array(curve.mean))
     points: tuple[tuple[float, float], ...] = ()
     if method == "isotonic":
-        curve = IsotonicRegression(y_min=0, y_max=1).fit(index, right, sample_weight=weights)
-        points = tuple(zip(curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist(), strict=True))
-    return StopMap(planner, critic, named, bias, points)
+        rising = fit_curve((rows @ slopes + bias)[:, None], *outcomes, "isotonic")
+        points = tuple(zip(rising.at, rising.level, strict=True))
+    return StopMap(planner, critic, dict(zip(FEATURES, slopes.tolist(), strict=True)), bias, points)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mas_gym.internal.event_loop import together
+from mas_gym.internal.event_loop import settle, together
 from mas_gym.policies.base import Messages, PolicyBase, Sampling
 from mas_gym.programs import Program, load_program
 from mas_gym.programs.replay import ProgramSession
@@ -94,18 +94,10 @@ async def _arrival(start: Callable[[Then], None]) -> MASState:
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[MASState] = loop.create_future()
 
-    def settle(outcome: MASState | Exception) -> None:
-        if arrived.done():
-            return
-        if isinstance(outcome, Exception):
-            arrived.set_exception(outcome)
-        else:
-            arrived.set_result(outcome)
-
     def then(outcome: MASState | Exception) -> None:
         # The search may have ended, and its event loop with it.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, outcome)
+            loop.call_soon_threadsafe(settle, arrived, outcome)
 
     start(then)
     return await arrived

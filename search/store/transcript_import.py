@@ -34,7 +34,7 @@ from mas_gym.logs import BrokenLine, LoggedMessage, Transcript, read_transcripts
 from mas_gym.logs.reader import check_format, log_files
 from mas_gym.plugins import Spec
 from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.graph import FAILED, RETURNED
+from mas_gym.systems.graph import RETURNED, unmarked
 from mas_gym.systems.loading import load_mas
 from mas_gym.systems.state import Action
 from mas_gym.systems.validation import RESERVED
@@ -365,9 +365,9 @@ class _Builder:
         node = 0
         following = [*(self._places[message.speaker] for message in path[1:]), self._mas.sink]
         for place, (message, after) in enumerate(zip(path, following, strict=True)):
-            text = _unmarked(message.said)
+            text = unmarked(message.said)
             if place == len(path) - 1 and answer is not None and answer.strip() != text.strip():
-                text += RETURNED + _unmarked(answer)
+                text += RETURNED + unmarked(answer)
             child = known.get((node, text, after))
             if child is None:
                 action = Action(text, after)
@@ -413,7 +413,3 @@ class _Builder:
             usage=Usage(agent_calls=calls, generated_tokens=tokens),
             mas=self._mas,
         )
-
-
-def _unmarked(text: str) -> str:
-    return text.replace(RETURNED, RETURNED.replace("[", "[ ")).replace(FAILED, FAILED.replace("[", "[ "))
