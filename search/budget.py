@@ -203,7 +203,7 @@ class Allowance:
         """Convert usage to the units of budgets."""
         return Cost(usage.agent_calls, usage.generated_tokens, self._budget.cost(usage))
 
-    def observe(self, cost: Cost) -> None:
+    def learn_cost(self, cost: Cost) -> None:
         """Record the cost of a finished search."""
         self._largest = Cost(*map(max, self._largest, cost))
         self._observed += 1

@@ -38,7 +38,7 @@ FromConfig = Literal["from-config"]
 FROM_CONFIG: FromConfig = "from-config"
 """In place of a policy: the policies that the MAS config names. A config alone cannot make a run use them."""
 
-_MODELS = {"program": "search.models.programs:load_models", "recorded": "search.store.recorded_runs:as_recorded"}
+_SOURCES = {"program": "search.models.programs:load_models", "recorded": "search.store.recorded_runs:as_recorded"}
 """The arguments that replace the system or the policy, and the functions that load their `SearchSource`.
 
 The modules are imported only for the argument, so that runs without it do not need them.
@@ -124,19 +124,19 @@ def load_spec(
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     check_options({name: f"{name}=" for name, value in given.items() if value is not False})
     described = [given.pop("mas")] if "mas" in given else []
-    for name in filter(given.__contains__, _MODELS):
-        given["models"] = resolve_name(_MODELS[name])(given.pop(name), *described)
-    models: SearchSource | None = given.get("models")
-    if models is None and not described:
+    for name in filter(given.__contains__, _SOURCES):
+        given["source"] = resolve_name(_SOURCES[name])(given.pop(name), *described)
+    source: SearchSource | None = given.get("source")
+    if source is None and not described:
         raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
-    mas = given["mas"] = load_mas(*described) if models is None else models.mas
-    if models is not None and models.policy is not None:
-        given["policy"] = models.policy
+    mas = given["mas"] = load_mas(*described) if source is None else source.mas
+    if source is not None and source.policy is not None:
+        given["policy"] = source.policy
     elif "policy" not in takes.__annotations__:
         given["policy"] = None
     elif given.get("policy") in (None, FROM_CONFIG):
         given["policy"] = load_policy(config_policies(mas, given.get("policy")))
-    problems = models.problems if problems is None and models is not None else problems
+    problems = source.problems if problems is None and source is not None else problems
     if problems is None:
         raise ConfigError("expected problems, or recorded= with a recorded run, got neither")
     if "prices" in given:
@@ -197,12 +197,12 @@ def start(spec: RunSpec) -> Run:
     """Search every problem in this process, as `run` does."""
     setup = make_setup(spec)
     warn_of_misuse(setup)
-    listen, source = listener(setup.progress), iter(setup.problems)
+    listen, problems = listener(setup.progress), iter(setup.problems)
     writer = open_run_writer(setup)
     try:
         journal = Journal(setup, writer, listen, concurrency=setup.concurrency)
         # Last, because it opens what the searches share, such as a program.
-        return Run(Scheduler(setup), source, journal, setup.raise_errors)
+        return Run(Scheduler(setup), problems, journal, setup.raise_errors)
     except BaseException:
         if writer is not None:
             writer.close()

@@ -31,13 +31,13 @@ class RunSpec:
 
     Attributes:
         problems: A task, a slice of a task, or any iterable of problems with distinct ids; read as searches start. By
-            default, those of ``models``.
+            default, those of ``source``.
         mas: The system, or a name or path for `mas_gym.load_mas`.
         policy: Writes the messages; ``"from-config"`` loads the policies in the config of ``mas``. None in a spec:
             other processes load it.
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
         critic: Scores states; not needed by planners that request no values.
-        models: What is searched in place of the system played by the policy, such as an agent program or a recorded run
+        source: What is searched in place of the system played by the policy, such as an agent program or a recorded run
             (`search.models.base.SearchSource`); None for the system.
         seed: Together with the problem's id, determines every sample and every choice of a search.
         sampling: Temperature, top-p and token limit; the paper's settings by default.
@@ -61,7 +61,7 @@ class RunSpec:
     policy: Policy | AsyncPolicy | None
     planner: Planner = field(default_factory=SinglePass)
     critic: Critic | None = None
-    models: Any = None
+    source: Any = None
     seed: int = 42
     sampling: Sampling = field(default_factory=Sampling)
     budget: Budget = field(default_factory=Budget)

@@ -134,7 +134,7 @@ def test_remaining_budget_is_granted_once() -> None:
     assert allowance.pays(allowance.rest(Usage(), []), 1, alone=True)
     assert not allowance.pays(allowance.rest(Usage(), []), 1, alone=False)
     for calls, tokens in ((10, 50), (8, 70)):
-        allowance.observe(Cost(calls, tokens))
+        allowance.learn_cost(Cost(calls, tokens))
     assert allowance.expected == Cost(10, 70) and allowance.grant == Cost(15, 105)
     rest = allowance.rest(Usage(agent_calls=45), [(Cost(10, 70), Cost(4, 9)), (Cost(10, 70), Cost(12, 9))])
     assert rest.calls == 49

@@ -483,7 +483,7 @@ def test_service_gives_concurrent_requests_separate_worlds(repository: Path) -> 
     folder = Folder(repository)
     before = content(repository)
     program = Program(meet, agents=["Solver"], world=folder)
-    service = Service(RunSpec((), program.mas, POLICY, search.load_planner("sc:2"), models=ProgramModels(program)))
+    service = Service(RunSpec((), program.mas, POLICY, search.load_planner("sc:2"), source=ProgramModels(program)))
     with (
         serving(make_app(service)) as base,
         OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,

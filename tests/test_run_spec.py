@@ -19,7 +19,7 @@ SETTINGS = {field.name for field in fields(search.RunSpec)}
 
 def test_arguments_of_run_are_the_settings_of_a_spec() -> None:
     loaded = {*RunSettings.__annotations__} - {"program", "recorded", "prices"}
-    assert loaded | {"planner", "problems", "models"} == SETTINGS
+    assert loaded | {"planner", "problems", "source"} == SETTINGS
     shown = inspect.signature(search.run).parameters
     assert shown.keys() == {*RunSettings.__annotations__, "planner", "problems"}
     assert shown["concurrency"].default == 64

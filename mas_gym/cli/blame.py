@@ -118,7 +118,7 @@ def _replayed(
         undecided,
         store.problems(run.run),
         [agent.name for agent in run.mas.agents],
-        system if spec is None or spec.models is None else spec.models.program,
+        system if spec is None or spec.source is None else spec.source.program,
         policy,
         Sampling(**run.config["sampling"]),
         n=count,

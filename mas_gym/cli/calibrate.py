@@ -56,8 +56,8 @@ def calibrate(
         critic=read_critic(critic),
         seeds=numbers,
         method=method,  # type: ignore[arg-type]
-        mas=spec.mas if spec.models is None else None,
-        program=None if spec.models is None else spec.models.program,
+        mas=spec.mas if spec.source is None else None,
+        program=None if spec.source is None else spec.source.program,
         policy=agents.read_policy(spec.mas),
         sampling=spec.sampling,
         concurrency=concurrency,

@@ -104,9 +104,9 @@ def evaluate(
     target = None if match is None else Match.read(match, spec.budget.prices is not None)
     shared = None
     start: Start = start_here
-    if isinstance(spec.models, Recorded):
-        title = f"recorded run {one_line(spec.models.name)}"
-        facts: JSONObject = {"recorded": spec.models.identity()}
+    if isinstance(spec.source, Recorded):
+        title = f"recorded run {one_line(spec.source.name)}"
+        facts: JSONObject = {"recorded": spec.source.identity()}
     else:
         policy, task = agents.policy_spec(spec.mas), spec.problems
         warn_of_misuse(policy, source.task, spec.mas)
@@ -147,7 +147,7 @@ def _recorded(path: Path, run: str | None, distinct: bool, task: opt.TaskSource,
     choice("--split", task.split, ("test", "held-out"))
     others = untrained(list(source), critics, path, task.split == "held-out")
     opt.check_number(task.number, len(others), str(path))
-    return RunSpec(others[: task.number], source.mas, source.policy, models=source)
+    return RunSpec(others[: task.number], source.mas, source.policy, source=source)
 
 
 def _curves(rows: Sequence[Row], spec: RunSpec) -> Selection | None:
@@ -155,14 +155,14 @@ def _curves(rows: Sequence[Row], spec: RunSpec) -> Selection | None:
     from search import BestOfN, Recorded, SelfConsistency
     from search.compare import select
 
-    assert isinstance(spec.models, Recorded)
+    assert isinstance(spec.source, Recorded)
     chosen = [row for row in rows if isinstance(row.planner, BestOfN | SelfConsistency)]
-    if not chosen or spec.models.distinct:
+    if not chosen or spec.source.distinct:
         return None
     # Values of a critic that compares samples depend on the drawn samples.
     critics = {row.critic_name: row.critic for row in chosen if row.critic is not None and not row.critic.reads_peers}
     # Not stored: the searches of a curve are not rows of a report.
-    return select(spec.models, critics, problems=spec.problems, concurrency=spec.concurrency)
+    return select(spec.source, critics, problems=spec.problems, concurrency=spec.concurrency)
 
 
 def _goes_on(store: Path | None) -> str:

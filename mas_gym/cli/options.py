@@ -261,8 +261,8 @@ class AgentSource:
 
             options = {"mas": self.mas, "files": self.program_file, "temperature": self.program_temperature}
             options |= {"agents": self.program_agent, "isolate": self.isolate or None}
-            models = ProgramModels(load_program(self.program, **_set(options)))
-            return RunSpec(problems, models.mas, None, models=models, sampling=sampling)
+            source = ProgramModels(load_program(self.program, **_set(options)))
+            return RunSpec(problems, source.mas, None, source=source, sampling=sampling)
         default = mas_of_kind(kind or "number") if task is None else default_mas(task)
         return RunSpec(problems, self._sampled(load_mas(self.mas or default)), None, sampling=sampling)
 

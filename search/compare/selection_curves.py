@@ -129,7 +129,7 @@ def select(
             "expected a run with all its samples, got one opened with distinct=True; open it with distinct=False"
         )
     items = list(source if problems is None else problems)
-    most = max(source.world(one).episodes for one in items)
+    most = max(source.tree(one).episodes for one in items)
     loaded = named_critics(critics)
     for name, (_, critic) in loaded.items():
         if critic.reads_peers:

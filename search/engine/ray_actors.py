@@ -316,7 +316,7 @@ class ActorPool(Searcher):
             self._grants.remove(granted)
         self._finished += searched.plan.usage
         if searched.plan.error is None:
-            self.observe(searched.plan.usage)
+            self.learn_cost(searched.plan.usage)
         reason = self._allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
         if reason:
             self.stop(reason)

@@ -170,7 +170,7 @@ class Run(Iterator[Plan]):
             stored = journal.lookup(problem)
             if stored is not None:
                 self._ready.append((stored, None))
-                scheduler.observe(stored.usage)
+                scheduler.learn_cost(stored.usage)
                 journal.update(scheduler.usage, len(self._open))
                 return True
             reason = None if self._open else scheduler.shortage(0)

@@ -104,9 +104,9 @@ class Searcher(ABC):
         """Accept no more problems, drop the open searches, and record the reason."""
         self.stopped, self.closed = self.stopped or reason, True
 
-    def observe(self, usage: Usage) -> None:
+    def learn_cost(self, usage: Usage) -> None:
         """Update the expected cost of a search from a finished one."""
-        self._allowance.observe(self._allowance.cost(usage))
+        self._allowance.learn_cost(self._allowance.cost(usage))
 
     def shortage(self, starting: int) -> str | None:
         """Return why the budget covers no further search beside the open and ``starting`` ones; None if it does."""
@@ -192,8 +192,8 @@ class Scheduler(Searcher):
         self._policy = policy
         self._opened = ExitStack()
         self._make_model: MakeModel = partial(PlayedModel, sample=self._sample, tags=policy.tags)
-        if setup.models is not None:
-            self._make_model = self._opened.enter_context(setup.models.opened(policy, self._sample))
+        if setup.source is not None:
+            self._make_model = self._opened.enter_context(setup.source.opened(policy, self._sample))
         self._observer = _observer(policy.name)
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
@@ -267,7 +267,7 @@ class Scheduler(Searcher):
             self._ends.pop(search, None)
             self._release_held()
         if search.failure is None:
-            self._allowance.observe(self._cost(search))
+            self._allowance.learn_cost(self._cost(search))
         return Searched(problem, plan, search.model.origins, search.failure)
 
     async def _planned(self, search: ActiveSearch) -> Plan:
@@ -419,7 +419,7 @@ class Scheduler(Searcher):
         if not held or any(search not in self._held or self._held[search][1].done() for search in self._open):
             return
         least = min(held, key=lambda search: search.asked)
-        self._allowance.observe(self._cost(least)._replace(calls=least.asked + held[least]))
+        self._allowance.learn_cost(self._cost(least)._replace(calls=least.asked + held[least]))
         self.stopped = self.stopped or self._allowance.reason(self.spent)
         self._end(least, DroppedError(f"the search was dropped: {self.stopped}"))
 

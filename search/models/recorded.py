@@ -56,8 +56,8 @@ class RecordedTree:
         return found
 
 
-def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedTree:
-    """Return the world of a recorded search.
+def tree_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedTree:
+    """Return the tree of a recorded search.
 
     With ``distinct``, each distinct message at a state can be drawn once; otherwise once per recorded episode that
     contains it.
@@ -115,20 +115,20 @@ class RecordedModel(SearchModel):
     """The recorded messages of a problem; each is drawn once per search."""
 
     generates: bool = False
-    world: RecordedTree = None  # type: ignore[assignment]
+    tree: RecordedTree = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.grades = self.world.grades
+        self.grades = self.tree.grades
         self._orders: dict[bytes, list[Proposal]] = {}
 
     async def root(self) -> MASState:
         """Return the recorded root."""
-        return self.world.root
+        return self.tree.root
 
     async def successors(self, requests: Sequence[Propose]) -> list[list[Proposal]]:
         """Return recorded messages not yet drawn, in seeded order."""
-        if not any(len(self.world.at(one.state)) > self.count_draws(one.state, 0) for one in requests):
+        if not any(len(self.tree.at(one.state)) > self.count_draws(one.state, 0) for one in requests):
             self.report("", Usage(unrecorded=sum(request.n for request in requests)))
             raise ExhaustedError(f"no recorded message is left at the state after turn {requests[0].state.depth}")
         return [self._take(request.state, request.n) for request in requests]
@@ -136,7 +136,7 @@ class RecordedModel(SearchModel):
     def _take(self, state: MASState, n: int) -> list[Proposal]:
         order = self._orders.get(state.digest)
         if order is None:
-            order = [*self.world.at(state)]
+            order = [*self.tree.at(state)]
             random.Random(derive_seed(self.setup.seed, self.problem.id, state.digest, 0)).shuffle(order)
             self._orders[state.digest] = order
         start = self.count_draws(state, 0)

@@ -241,7 +241,7 @@ class _Front:
     def _check_program(self, plan: Plan) -> None:
         """Raise `ApiError` if the best run of an agent program returned no answer."""
         best = plan.best
-        if best is not None and self.pool.setup.models is not None:
+        if best is not None and self.pool.setup.source is not None:
             _, failed, error = best.text.rpartition(FAILED)
             if failed and not self._read(best.text):
                 raise ApiError(500, f"the program failed: {error}", kind="server_error")

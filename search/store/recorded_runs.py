@@ -19,15 +19,15 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
 from search.grading import ProblemGrader
 from search.models.base import MakeModel, Report, SampleFrom, SearchSource
-from search.models.recorded import RecordedModel, RecordedTree, world_of
+from search.models.recorded import RecordedModel, RecordedTree, tree_of
 from search.results.run_info import RunInfo, is_recorded
 from search.setup import Setup
 from search.store.search_rows import problem_of
 from search.store.store import Store
 from search.store.table_schema import digest
 
-_WORLDS = 4096
-"""Maximum number of worlds kept in memory."""
+_TREES = 4096
+"""Maximum number of trees kept in memory."""
 
 
 class Recorded(Sequence[Problem], SearchSource):
@@ -58,7 +58,7 @@ class Recorded(Sequence[Problem], SearchSource):
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str | None = None, *, distinct: bool = False) -> None:
-        """Read the problems; a problem's world is read when the problem is searched."""
+        """Read the problems; a problem's tree is read when the problem is searched."""
         self.path, self.distinct = Path(path), distinct
         self._store = Store(self.path)
         self.info = _chosen(self._store, run)
@@ -75,7 +75,7 @@ class Recorded(Sequence[Problem], SearchSource):
         if not self._problems:
             raise ConfigError(f"{self.path}: expected searches without errors in the run {self.name}, found none")
         self._known = {one.id: one for one in self._problems}
-        self._world = lru_cache(_WORLDS)(self._read)
+        self._trees = lru_cache(_TREES)(self._read)
         self.policy = RecordedRunPolicy(str(self.info.config["policy"]["name"]), self.identity())
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Recorded(Sequence[Problem], SearchSource):
         return self
 
     def identity(self) -> object:
-        """Return the identity of the worlds: the run, its contents and the drawing mode."""
+        """Return the identity of the trees: the run, its contents and the drawing mode."""
         return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
 
     @contextmanager
@@ -102,12 +102,12 @@ class Recorded(Sequence[Problem], SearchSource):
         """Yield a function that creates the model of a problem; nothing is shared."""
 
         def make(setup: Setup, problem: Problem, report: Report) -> RecordedModel:
-            return RecordedModel(setup, problem, report, world=self.world(problem))
+            return RecordedModel(setup, problem, report, tree=self.tree(problem))
 
         yield make
 
-    def world(self, problem: Problem) -> RecordedTree:
-        """Return the world of a problem.
+    def tree(self, problem: Problem) -> RecordedTree:
+        """Return the tree of a problem.
 
         Raises:
             DataError: The run does not contain the problem.
@@ -123,18 +123,18 @@ class Recorded(Sequence[Problem], SearchSource):
                 f"{self.path}: expected problem {problem.id!r} as recorded in the run {self.name}, got another "
                 "question, answer or kind; take the problems from `search.Recorded`"
             )
-        return self._world(problem.id)
+        return self._trees(problem.id)
 
     def _read(self, problem_id: str) -> RecordedTree:
         problem, plan = self._store.search(problem_id, self.info.run)
-        world = world_of(plan, self._model, self.distinct)
+        tree = tree_of(plan, self._model, self.distinct)
         if not is_recorded(self.info.config):
-            return world
+            return tree
         # Imported answers are stored as written in the log; votes need normalized answers.
         grader = ProblemGrader([problem], problem, self.mas.final_text)
         read = {one.state.digest: _answer(grader, one.state.text) or one.answer for one in plan.candidates}
-        grades = {key: Grade(grade.correct, read[key], grade.reason) for key, grade in world.grades.items()}
-        return replace(world, grades=grades)
+        grades = {key: Grade(grade.correct, read[key], grade.reason) for key, grade in tree.grades.items()}
+        return replace(tree, grades=grades)
 
 
 def _answer(grader: ProblemGrader, text: str) -> str | None:

@@ -27,7 +27,7 @@ def run_config(setup: Setup) -> JSONObject:
     Raises:
         IdentityError: The planner, the policy, the critic or the task has no identity.
     """
-    others = {} if setup.models is None else {key: _stated(key, part) for key, part in setup.models.stated.items()}
+    others = {} if setup.source is None else {key: _stated(key, part) for key, part in setup.source.stated.items()}
     if setup.planner.needs_costs:
         others["prices"] = _stated("prices", setup.budget.rate)
     return others | {
@@ -78,7 +78,7 @@ def _stated(role: str, part: object) -> object:
 def run_facts(setup: Setup) -> JSONObject:
     """Return facts that do not determine a run's results."""
     problems = setup.problems
-    named = problems if isinstance(problems, Task) else setup.models
+    named = problems if isinstance(problems, Task) else setup.source
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),

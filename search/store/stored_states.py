@@ -36,34 +36,34 @@ def recorded_states(recorded: Recorded, terminal_only: bool) -> Iterator[Recorde
     """Yield each state of a recorded run once: all states after a message, or only terminal ones."""
     model = Dynamics(recorded.mas)
     for problem in recorded:
-        world = recorded.world(problem)
-        found = _states(world, model)
+        tree = recorded.tree(problem)
+        found = _states(tree, model)
         answers = tuple(
-            world.grades[state.digest].extracted
+            tree.grades[state.digest].extracted
             for state, _, _, total in found
-            if state.digest in world.grades
+            if state.digest in tree.grades
             for _ in range(total)
         )
         for state, message, right, total in found:
             if total and (not terminal_only or model.is_terminal(state)):
-                answer = world.grades[state.digest].extracted if state.digest in world.grades else None
+                answer = tree.grades[state.digest].extracted if state.digest in tree.grades else None
                 context = ScoringContext(state, recorded.mas, message, Peers(answer, answers))
                 yield RecordedState(problem.id, context, right, total)
 
 
-def _states(world: RecordedTree, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
+def _states(tree: RecordedTree, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
     """Return each state below the root with its message and its numbers of correct and of all graded episodes."""
     order: list[tuple[MASState, Proposal]] = []
     right: Counter[bytes] = Counter()
     total: Counter[bytes] = Counter()
-    waiting = deque([world.root])
+    waiting = deque([tree.root])
     while waiting:
         state = waiting.popleft()
-        messages = world.messages.get(state.digest, ())
+        messages = tree.messages.get(state.digest, ())
         times = Counter(message.action for message in messages)
         for action, message in {one.action: one for one in messages}.items():
             child = model.transition(state, action)
-            grade = world.grades.get(child.digest)
+            grade = tree.grades.get(child.digest)
             if grade is not None and known(grade) is not None:
                 right[child.digest] = times[action] * grade.correct
                 total[child.digest] = times[action]
