@@ -215,6 +215,8 @@ def test_answer_is_read_after_the_reasoning(
     [
         (r"\boxed{x=1 \text{ or } x=2}", "1,2", "2"),
         ("Final Answer: x = 1 or x = 2", r"\{2, 1\}", "2"),
+        ("Final Answer: x = 1 or x = 1,000.50", "1000.5, 1", "1, 1, 0.5"),
+        ("Final Answer: $x = 1,000.50$ or $x = 1$", "1000.5, 1", "1000.5"),
         (r"\boxed{x = 1 \pm \sqrt{2}}", r"1-\sqrt{2}, 1+\sqrt{2}", r"1+\sqrt{2}"),
         (r"\boxed{x = y = 2}", "2", "y"),
         (r"\boxed{\frac{1}{2^{98}}}", "2^{-98}", r"\frac{1}{2^{99}}"),

@@ -27,6 +27,7 @@ import numpy as np
 from mas_gym.errors import DataError, DataNotFoundError, PolicyError, StoreError, need
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.parquet_rows import parquet_batches
 from mas_gym.internal.whole_files import whole_file
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, TokenTrace
 from mas_gym.policies.batch_queue import as_policy
@@ -195,13 +196,13 @@ class Traces:
 
     Raises:
         DataNotFoundError: The folder contains no traces.
-        DataError: A file is damaged or has a different schema.
+        DataError: A file is damaged, too large or of a different schema.
         MissingDependencyError: pyarrow is not installed.
     """
 
     def __init__(self, folder: str | Path, policy: str | None = None) -> None:
         pa = need("pyarrow", "token traces", "data")
-        from pyarrow import compute, parquet
+        from pyarrow import compute
 
         folder = Path(folder)
         stems = {path.with_suffix("") for end in (_STREAM, _TABLE) for path in folder.glob(f"*{end}")}
@@ -209,9 +210,12 @@ class Traces:
         for stem in sorted(stems):
             file = stem.with_suffix(_TABLE)
             try:
-                table = parquet.read_table(file) if file.exists() else _read_stream(stem.with_suffix(_STREAM))
-            except (OSError, pa.ArrowInvalid) as error:
-                raise DataError(f"{stem}: expected token traces, got a damaged file: {error}") from error
+                if file.exists():
+                    table = pa.Table.from_batches(parquet_batches(file))
+                else:
+                    table = _read_stream(stem.with_suffix(_STREAM))
+            except OSError as error:
+                raise DataError(f"{stem}: expected readable token traces, got: {error}") from error
             if (table.schema.metadata or {}).get(b"mas_gym") != _schema().metadata[b"mas_gym"]:
                 raise DataError(f"{stem}: expected token traces of schema {SCHEMA}, got other metadata")
             # Parquet uses different names for the elements of lists.

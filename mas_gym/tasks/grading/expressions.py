@@ -115,7 +115,12 @@ def normalize_expression(text: str) -> str:
     text = _without_frame(_DELIMITERS.sub("", text).strip().rstrip(".,;:"))
     if _EMPTY.fullmatch(text):
         return r"\emptyset"
-    text = _JOINED.sub(", ", text)
+    # Each solution is read as a whole first, so that "1,000 or 2,000" are two numbers; in brackets, "or" is a comma.
+    solutions = (part.replace("\n", ", ") for part in _split(_JOINED.sub("\n", text), "\n"))
+    return ",".join(map(_normalized_solution, solutions))
+
+
+def _normalized_solution(text: str) -> str:
     name, equals, value = text.partition("=")
     named = bool(equals) and _NAME.fullmatch(name.strip()) is not None
     whole = _normalized_value(value.strip() if named else text)
@@ -205,7 +210,7 @@ def read_expression(span: str) -> str | None:
     if formulas:
         gaps = [text[a.end() : b.start()] for a, b in pairwise(found)]
         joined = all(_BETWEEN.fullmatch(gap) for gap in gaps)
-        text = ",".join(formulas) if joined else formulas[-1]
+        text = " or ".join(formulas) if joined else formulas[-1]
     else:
         end = _SENTENCE_END.search(text)
         text = text[: end.start()] if end is not None else text
