@@ -20,11 +20,7 @@ SAMPLE_ID = ("sample_id", "id", "sample", "run_id", "trace_id")
 
 
 def text_or_none(value: object, what: str) -> str | None:
-    """Return a string or None unchanged, and a number as text.
-
-    Raises:
-        BadRow: The value has another type.
-    """
+    """Return a string or None unchanged, and a number as text. Raises `BadRow` otherwise."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or number(value, what) is None:

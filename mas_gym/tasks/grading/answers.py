@@ -40,28 +40,9 @@ from mas_gym.tasks.grading.texts import accepted_texts, matches, normalize_text,
 
 
 def check_mode(mode: str) -> GradingMode:
-    """Return the mode if it exists.
-
-    Raises:
-        ConfigError: The mode does not exist.
-    """
+    """Return the mode if it exists. Raises `ConfigError` otherwise."""
     choice("grading", mode, GRADING_MODES)
     return mode  # type: ignore[return-value]
-
-
-def _grade_words(problem: Problem, text: str) -> Grade:
-    answer = extract_answer(problem, text)
-    if answer is None:
-        return Grade(False, None, "no answer found")
-    if problem.kind == "regex":
-        span = read_text(after_reasoning(text))
-        equal = span is not None and matches(problem.answer, span)
-    else:
-        equal = answer in map(normalize_text, accepted_texts(problem.answer))
-    return Grade(equal, answer, "equal" if equal else "different")
-
-
-# ----------------------------------------------------------------- grading
 
 
 def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict", decimal: Decimal = ".") -> str | None:
@@ -154,8 +135,6 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict", decimal: De
         MissingDependencyError: The comparison needs math-verify, which is not installed.
         ConfigError: The kind is ``"code"`` or ``"judge"``, which need a `KindGrader`.
     """
-    if problem.kind in ("text", "regex"):
-        return _grade_words(problem, text)
     if problem.kind in ("code", "judge"):
         raise ConfigError(f"problem {problem.id!r}: {NEEDS[problem.kind]}")
     answer = extract_answer(problem, text, mode, decimal)
@@ -163,6 +142,10 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict", decimal: De
         return Grade(False, None, "no answer found")
     if problem.kind == "formula":
         verdict = compare_formulas(problem.answer, answer)
+    elif problem.kind == "text":
+        verdict = "equal" if answer in map(normalize_text, accepted_texts(problem.answer)) else "different"
+    elif problem.kind == "regex":
+        verdict = "equal" if matches(problem.answer, read_text(after_reasoning(text)) or "") else "different"
     elif problem.kind == "number" and mode == "strict":
         verdict = "equal" if same_number(problem.answer, answer, decimal) else "different"
     else:
