@@ -20,7 +20,6 @@ def agent_processbench(row: JSONMapping) -> Transcript:
     history = read_history(row["messages"], field_text(row, "question"), _labels(row["step_labels"]), verdicts)
     final = label_of(row.get("final_label"))
     known = {"messages", "question", "step_labels", "final_label", "ground_truth", "answer_text", "query_index"}
-    facts, dropped = small_facts(row, {*known, "verdicts", "record_id", "sample_index"})
     source, query, sample = (row.get(name) for name in ("data_source", "query_index", "sample_index"))
     return made(
         history,
@@ -29,8 +28,7 @@ def agent_processbench(row: JSONMapping) -> Transcript:
         correct=None if final in (None, 0) else final == RIGHT,
         question_id=None if query is None else f"{source or 'question'}/{query}",
         sample_id=text_or_none(row.get("record_id", sample), "sample_index"),
-        facts=facts,
-        dropped=dropped,
+        **small_facts(row, {*known, "verdicts", "record_id", "sample_index"}),
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.fields import inside, list_of, tokens_of
-from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name, verdicts_of
+from mas_gym.logs.transcript import LoggedMessage, Transcript, label_of, number, speaker_name, verdicts_of
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.data_rows import BadRow
 
@@ -42,7 +42,7 @@ def is_message(value: object) -> bool:
         # An event of AG2.
         return True
     if "role" in value:
-        return "content" in value or "parts" in value or "tool_calls" in value or "tool_responses" in value
+        return not value.keys().isdisjoint(("content", "parts", "tool_calls", "tool_responses"))
     kind = value.get("type")
     return (kind == "constructor" and "kwargs" in value) or (
         kind in ("human", "ai", "system", "tool") and ("content" in value or "data" in value)
@@ -65,29 +65,13 @@ class RawMessage(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-class History(NamedTuple):
-    """A history, separated into its parts.
-
-    Attributes:
-        question: The question.
-        messages: The messages of the transcript.
-        prompts: System prompts by speaker.
-        dropped: The kinds of content that were left out, with counts.
-    """
-
-    question: str
-    messages: list[LoggedMessage]
-    prompts: dict[str, str]
-    dropped: Counter[str]
-
-
 def read_history(
     entries: object,
     question: str | None = None,
     labels: Mapping[int, int] | None = None,
     verdicts: Mapping[int, Mapping[str, float]] | None = None,
-) -> History:
-    """Read a chat history.
+) -> Transcript:
+    """Return the question, the messages and the prompts of a chat history as a transcript, without its other parts.
 
     With ``question``, leading user messages that contain the question are left out. Without it, the first message is
     the question if it is a user message or names its speaker. Messages without text, and ``TERMINATE`` at the end, are
@@ -105,13 +89,12 @@ def read_history(
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise BadRow(f"expected a list of messages, got {shown(entries)}")
     names: dict[str, str] = {}
-    # Only dialects without labels put several messages into one entry.
-    raw = [(place, one) for place, entry in enumerate(entries) for one in read_message(entry, names)]
     dropped: Counter[str] = Counter()
     prompts: dict[str, str] = {}
     kept: list[tuple[int, RawMessage]] = []
     labels, verdicts = labels or {}, verdicts or {}
-    for place, one in raw:
+    for place, entry in enumerate(entries):
+        one = read_message(entry, names)
         label = labels.get(place, one.message.label)
         dropped.update(one.dropped)
         if one.role == SYSTEM:
@@ -139,7 +122,7 @@ def read_history(
         prompts.setdefault(alone[0], prompts.pop(SYSTEM))
     dropped["system message without a single speaker"] += len(prompts.keys() - speakers)
     prompts = {name: text for name, text in prompts.items() if name in speakers}
-    return History(found, messages, prompts, +dropped)
+    return Transcript(found, tuple(messages), agents=prompts, dropped=+dropped)
 
 
 def _keep_prompt(prompts: dict[str, str], one: RawMessage, dropped: Counter[str]) -> None:
@@ -169,8 +152,8 @@ def _without_question(
     return kept[start:], question
 
 
-def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
-    """Read one entry of a history; an entry with several tool responses gives several messages.
+def read_message(entry: object, names: dict[str, str]) -> RawMessage:
+    """Read one entry of a history.
 
     Args:
         entry: The entry.
@@ -181,15 +164,6 @@ def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
     """
     if not isinstance(entry, Mapping):
         raise BadRow(f"expected a message with role and content, got {shown(entry)}")
-    responses = entry.get("tool_responses")
-    if isinstance(responses, list) and responses:
-        for response in responses:
-            yield _message({"role": TOOL, **response}, names)
-    else:
-        yield _message(entry, names)
-
-
-def _message(entry: JSONMapping, names: dict[str, str]) -> RawMessage:
     fields, role = _fields(entry)
     text, calls, left_out = message_content(fields.get("content") if "content" in fields else fields.get("parts"))
     calls += _calls(fields)

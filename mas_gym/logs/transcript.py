@@ -182,10 +182,10 @@ def verdicts_of(value: object) -> dict[str, float]:
     return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
-def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[JSONObject, dict[str, int]]:
-    """Return the short strings and numbers in a row, and the names of fields left out; skip the fields in ``but``."""
+def small_facts(row: Mapping[str, object], but: set[str]) -> dict[str, JSONObject]:
+    """Return ``facts``, the short strings and numbers in a row, and ``dropped``, its other fields, without ``but``."""
     facts: JSONObject = {}
-    dropped: dict[str, int] = {}
+    dropped: JSONObject = {}
     for key, value in row.items():
         if key in but or value is None:
             continue
@@ -195,4 +195,4 @@ def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[JSONObject, d
             facts[key] = value
         else:
             dropped[f"field {key[:LONGEST_NAME]}"] = 1
-    return facts, dropped
+    return {"facts": facts, "dropped": dropped}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import made, reference_of, text_or_none
@@ -19,18 +20,16 @@ def who_and_when(row: JSONMapping) -> Transcript:
     place = field_integer(row["mistake_step"], "mistake_step")
     history = read_history(row["history"], field_text(row, "question"), {place: WRONG})
     known = {"history", "question", "ground_truth", "groundtruth", "is_correct", "is_corrected", "id", "question_ID"}
-    facts, dropped = small_facts(row, {*known, "system_prompt", "mistake_step"})
     prompts = row.get("system_prompt")
     if isinstance(prompts, Mapping):
         speakers = {message.speaker for message in history.messages}
         told = {name: text for name, text in prompts.items() if name in speakers and isinstance(text, str)}
-        history = history._replace(prompts=history.prompts | told)
+        history = replace(history, agents={**history.agents, **told})
     return made(
         history,
         reference=reference_of(first_of(row, ("ground_truth", "groundtruth"))),
         correct=truth(first_of(row, ("is_correct", "is_corrected"))) or False,
         question_id=text_or_none(row.get("question_ID"), "question_ID"),
         sample_id=text_or_none(row.get("id"), "id"),
-        facts=facts,
-        dropped=dropped,
+        **small_facts(row, {*known, "system_prompt", "mistake_step"}),
     )

@@ -196,8 +196,7 @@ class KindGrader:
             code = extract_answer(problem, text)
             if code is None:
                 return Grade(False, None, "no answer found")
-            verdict = run_tests(code, problem.answer, self.limits)
-            return Grade(verdict.passed, code, verdict.reason)
+            return run_tests(code, problem.answer, self.limits)
         return grade(problem, text, self.mode, self.decimal)
 
 
