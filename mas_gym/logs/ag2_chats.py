@@ -29,8 +29,10 @@ def ag2(row: JSONMapping | list[JSONMapping]) -> Transcript:
 
 def _messages(history: list[JSONMapping]) -> list[JSONMapping]:
     """Return the messages of a history, in which one entry may have several tool responses."""
-    responses = ([{"role": "tool", **one} for one in list_of(inside(entry, "tool_responses"))] for entry in history)
-    return [one for entry, found in zip(history, responses, strict=True) for one in found or [entry]]
+    found: list[JSONMapping] = []
+    for entry in history:
+        found += [{"role": "tool", **one} for one in list_of(inside(entry, "tool_responses"))] or [entry]
+    return found
 
 
 def _from_events(events: list[JSONMapping]) -> list[JSONObject]:

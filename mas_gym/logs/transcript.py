@@ -182,7 +182,7 @@ def verdicts_of(value: object) -> dict[str, float]:
     return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
-def small_facts(row: Mapping[str, object], but: set[str]) -> dict[str, JSONObject]:
+def small_facts(row: Mapping[str, object], but: set[str]) -> JSONObject:
     """Return ``facts``, the short strings and numbers in a row, and ``dropped``, its other fields, without ``but``."""
     facts: JSONObject = {}
     dropped: JSONObject = {}
