@@ -1,7 +1,7 @@
 """Stored samples: recordings to replay, and a response cache, so that no sample is generated or paid for twice.
 
-Both are tables of samples. Each sample of a request is looked up; only missing samples are
-requested from the inner policy, if there is one, and then stored.
+Both are tables of samples. Each sample of a request is looked up; only missing samples are requested from the inner
+policy, if there is one, and then stored. `SharedSamples` only remembers replies in memory.
 
 * A recording is a JSON Lines file: a header ``{"format": "mas-gym-recording", "schema": 1,
   "policy": NAME}``, then one line per sample, keyed by a digest of everything the sample
@@ -27,11 +27,13 @@ from typing import NamedTuple
 
 from mas_gym.errors import DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
+from mas_gym.internal.event_loop import together
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import (
     AsyncPolicy,
     Certainty,
+    Choice,
     Policy,
     Sample,
     SamplingReply,
@@ -40,6 +42,7 @@ from mas_gym.policies.base import (
     token_count,
 )
 from mas_gym.policies.batch_queue import as_policy
+from mas_gym.systems.prompts import ChatMessage
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"
@@ -237,6 +240,40 @@ class CachedPolicy(_StoringPolicy):
         """
         inner, self.file = as_policy(policy), Path(file)
         super().__init__(inner, _ResponseCache(inner, self.file), inner.independent_samples is True)
+
+
+class SharedSamples(AsyncPolicy):
+    """Remembers the replies of a policy, so that the rows of a comparison are paired and have equal costs.
+
+    Each sample has a seed, but some servers ignore seeds or batch requests, which changes their samples. A repeated
+    reply has the same costs as the first one. Single samples are shared if they are independent, else whole replies.
+    """
+
+    def __init__(self, policy: AsyncPolicy) -> None:
+        self.stand_for(policy)
+        self.independent_samples = policy.independent_samples
+        self.chooses = policy.chooses
+        self._inner = policy
+        self._replies: dict[tuple[str, ...], SamplingReply] = {}
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
+        if self.independent_samples is not True:
+            return await self._remembered(request)
+        replies = await together(self._remembered(replace(request, seeds=(seed,))) for seed in request.seeds)
+        samples = tuple(sample for reply in replies for sample in reply.samples)
+        counts = ((reply.prompt_tokens, reply.cached_tokens, reply.dropped_tokens) for reply in replies)
+        return SamplingReply(samples, *map(sum, zip(*counts, strict=True)))
+
+    async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
+        """Return the inner policy's choice. Raises `mas_gym.errors.PolicyError`."""
+        return await self._inner.choose_async(messages, words)
+
+    async def _remembered(self, request: SamplingRequest) -> SamplingReply:
+        key = tuple(sample_key(request, seed) for seed in request.seeds)
+        if key not in self._replies:
+            self._replies[key] = await self._inner.sample_async(request)
+        return self._replies[key]
 
 
 class _SampleFile:
