@@ -19,23 +19,23 @@ _BATCH = 64
 """Rows decoded at once: a file may repeat one long text without storing it again."""
 _ROW = 256
 """Least memory of a row, in bytes: Parquet stores any number of equal values in a few bytes."""
-_VALUE, _OBJECT = 8, 64
-"""Memory of an item of a list, in bytes, for the same reason: in Arrow's memory, and as a Python object."""
+_ITEM = 64
+"""Memory of an item of a list as a Python object, in bytes, for the same reason."""
 
 
 def parquet_rows(path: Path) -> Iterator[JSONObject]:
     """Yield the rows of a Parquet file. Raises as `parquet_batches` does."""
     with _explained(path):
-        for batch in parquet_batches(path, _OBJECT):
+        for batch in parquet_batches(path, _ITEM):
             yield from batch.to_pylist()
 
 
-def parquet_batches(path: Path, value: int = _VALUE) -> Iterator[pyarrow.RecordBatch]:
+def parquet_batches(path: Path, item: int = 0) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a Parquet file in batches, with the file's metadata.
 
     Args:
         path: The file.
-        value: Memory of an item of a list, in bytes.
+        item: Memory of an item of a list, in bytes, beside Arrow's.
 
     Raises:
         DataError: It is not a Parquet file, or its decoded rows are larger than `LARGEST`.
@@ -46,8 +46,9 @@ def parquet_batches(path: Path, value: int = _VALUE) -> Iterator[pyarrow.RecordB
     too_large = DataError(f"{path}: expected at most {LARGEST:,} bytes of decoded rows, got more; split the file")
     with _explained(path), parquet.ParquetFile(path) as file:
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        size = value * sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-        if size > LARGEST:
+        items = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        size = item * items
+        if max(items, size) > LARGEST:
             raise too_large
         for batch in file.iter_batches(_BATCH):
             columns = [_decoded(path, column) for column in batch.columns]

@@ -44,6 +44,8 @@ def traces_folder(store: str | Path) -> Path:
 
 
 _STREAM, _TABLE = ".arrows", ".parquet"
+_FILE = 2**28
+"""Decoded size in bytes at which another file is begun, so that every file can be read."""
 
 
 def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> AsyncPolicy:
@@ -68,6 +70,7 @@ class _Log:
         self._policy, self._folder = policy, folder
         self._digest: str | None = None
         self._stem: Path | None = None
+        self._size = 0
         self._stream: tuple[pa.OSFile, pa.RecordBatchStreamWriter] | None = None
 
     def add(self, request: SamplingRequest, reply: SamplingReply) -> None:
@@ -87,8 +90,12 @@ class _Log:
             if self._stream is None:
                 self._stream = self._open()
             file, writer = self._stream
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_schema()))
+            batch = pa.RecordBatch.from_pylist(rows, schema=_schema())
+            writer.write_batch(batch)
             file.flush()
+            self._size += batch.nbytes
+            if self._size > _FILE:
+                self.close()
         except OSError as error:
             raise StoreError(
                 f"cannot write token traces to {self._folder}: {error}; make it writable or free some space"
@@ -123,14 +130,14 @@ class _Log:
         return file, pa.ipc.new_stream(file, _schema(), options=options)
 
     def close(self) -> None:
-        """Turn the stream into a Parquet file; the next trace opens another stream."""
+        """Turn the stream into a Parquet file; the next trace opens another stream. Raises `StoreError`."""
         if self._stream is None:
             return
         from pyarrow import parquet
 
         for one in reversed(self._stream):
             one.close()
-        self._stream = None
+        self._stream, self._size = None, 0
         stream, table = (Path(f"{self._stem}{end}") for end in (_STREAM, _TABLE))
         if not stream.exists():
             # The folder was deleted before the policy was.
