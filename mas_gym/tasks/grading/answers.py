@@ -140,16 +140,23 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict", decimal: De
     answer = extract_answer(problem, text, mode, decimal)
     if answer is None:
         return Grade(False, None, "no answer found")
-    if problem.kind == "formula":
-        verdict = compare_formulas(problem.answer, answer)
-    elif problem.kind == "text":
-        verdict = "equal" if answer in map(normalize_text, accepted_texts(problem.answer)) else "different"
-    elif problem.kind == "regex":
-        verdict = "equal" if matches(problem.answer, read_text(after_reasoning(text)) or "") else "different"
-    elif problem.kind == "number" and mode == "strict":
-        verdict = "equal" if same_number(problem.answer, answer, decimal) else "different"
+    kind, reference = problem.kind, problem.answer
+    if kind == "formula":
+        verdict = compare_formulas(reference, answer)
+    elif kind == "expression" and mode == "strict":
+        verdict = compare_expressions(reference, answer)
     else:
-        verdict = compare_expressions(problem.answer, answer, problem.kind, mode)
+        if kind == "text":
+            equal = answer in map(normalize_text, accepted_texts(reference))
+        elif kind == "regex":
+            equal = matches(reference, read_text(after_reasoning(text)) or "")
+        elif mode == "paper":
+            equal = paper_rules.same(reference, answer, kind)
+        elif kind == "choice":
+            equal = reference.strip().casefold() == answer.casefold()
+        else:
+            equal = same_number(reference, answer, decimal)
+        verdict = "equal" if equal else "different"
     return Grade(verdict == "equal", answer, verdict)
 
 
