@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mas_gym.envs.env import MASEnv
-from mas_gym.internal.workers import LineProcess, serve_lines
+from mas_gym.internal.workers import LineProcess
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.tasks.grading import symbolic
 from mas_gym.tasks.grading.graders import FileGrader
@@ -24,17 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 60.0
 
 
-def double(request: Any) -> Any:
-    return {"twice": 2 * request}
-
-
-def serve() -> None:
-    serve_lines(lambda: double)
+def prepare() -> Callable[[Any], Any]:
+    return lambda request: {"twice": 2 * request}
 
 
 @pytest.fixture
 def worker() -> Iterator[LineProcess]:
-    made = LineProcess("test_children:serve")
+    made = LineProcess("test_children:prepare")
     yield made
     made.stop()
 

@@ -122,14 +122,11 @@ def test_several_choices_are_requested_in_one_call(url: str) -> None:
     assert policy.meter.calls == 1
 
 
-def test_server_with_one_choice_per_call_is_called_repeatedly() -> None:
-    app = make_app(hash_policy(), refuses=frozenset({"n"}))
-    with serving(app) as base:
-        policy = policy_at(base + "/v1", choices="n")
-        replies = ask(policy, [request(1)]) + ask(policy, [request(2)])
-    assert texts(replies) == direct([request(1), request(2)])
-    assert "one choice" in policy.notes[0]
-    assert "n" not in app.state.bodies[-1]
+def test_server_with_one_choice_per_call_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.policies.openai.delay", lambda made, wait, rng: 0.0)
+    error = pytest.raises(PolicyError, match="expected 3 choices, got 1; use choices=seeds")
+    with serving(make_app(hash_policy(), refuses=frozenset({"n"}))) as base, error:
+        ask(policy_at(base + "/v1", choices="n"), [request()])
 
 
 @pytest.mark.parametrize("name", ["logprobs", "seed", "max_tokens", "temperature", "top_p"])

@@ -263,7 +263,7 @@ class TestCache:
         pytest.importorskip("openai", reason="the openai package is not installed")
         policy = load_policy("openai:m@http://127.0.0.1:9/v1" + options.format(tmp_path / "c.db"))
         assert isinstance(policy, CachedPolicy) and policy.file == tmp_path / "c.db"
-        assert policy._inner.options.timeout == (7 if "timeout" in options else 300)
+        assert policy.policy.options.timeout == (7 if "timeout" in options else 300)
         policy.close()
 
     def test_cache_distinguishes_different_weights_at_the_same_path(self, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mas_gym.policies.retries import StatusError, fault_of
-from mas_gym.policies.server_errors import ServerError, read_error
+from mas_gym.policies.server_errors import Fault, read_error
 
 SENT = json.loads((Path(__file__).parent / "data" / "server_errors.json").read_text())
 
@@ -17,9 +17,10 @@ SENT = json.loads((Path(__file__).parent / "data" / "server_errors.json").read_t
 @pytest.mark.parametrize("sent", SENT, ids=[sent["server"] for sent in SENT])
 def test_error_of_a_named_server_is_recognized(sent: dict[str, Any]) -> None:
     read = read_error(sent["status"], json.dumps(sent["body"]).encode())
-    expected = {**sent["expected"], "params": tuple(sent["expected"].get("params", ()))}
-    assert read._replace(message="") == ServerError("", **expected)
-    assert read.message
+    kind, expected = sent["expected"]["meaning"] or "refused", {**sent["expected"]}
+    expected["params"] = tuple(expected.get("params", ()))
+    del expected["meaning"]
+    assert read == Fault(kind, read.reason, **expected) and read.reason
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,8 @@ def test_error_of_a_named_server_is_recognized(sent: dict[str, Any]) -> None:
     ],
 )
 def test_error_of_an_unknown_server_has_no_meaning_and_no_numbers(body: bytes) -> None:
-    assert read_error(400, body)[1:] == ServerError("")[1:]
+    read = read_error(400, body)
+    assert read == Fault("refused", read.reason)
 
 
 def test_torn_error_is_tried_again() -> None:

@@ -143,7 +143,32 @@ def test_traces_reject_folders_without_traces_and_files_of_other_schemas(store: 
     with pytest.raises(DataError, match="schema 1"):
         Traces(tmp_path)
     (tmp_path / "other.parquet").write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match="expected a Parquet file"):
+        Traces(tmp_path)
+
+
+def test_long_runs_are_traced_in_several_files(policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.policies.token_traces._FILE", 2_000)
+    recorded: Any = traced(policy, tmp_path)
+    sample_all(recorded, requests(12))
+    recorded.close()
+    assert len(list(tmp_path.glob("*.parquet"))) > 2 and not list(tmp_path.glob("*.arrows"))
+    assert len(Traces(tmp_path)) == 24
+
+
+def test_small_file_with_large_traces_is_rejected(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    [file] = traces_folder(store).glob("*.parquet")
+    one = parquet.read_table(file).slice(0, 1)
+    ids = pa.array([[0] * (10**6 - 200)], pa.list_(pa.int32()))
+    parquet.write_table(
+        one.set_column(one.schema.get_field_index("prompt_ids"), "prompt_ids", ids), tmp_path / file.name
+    )
+    monkeypatch.setattr("mas_gym.internal.parquet_rows.LARGEST", 10**6)
+    assert (tmp_path / file.name).stat().st_size < 10**5
+    with pytest.raises(DataError, match="at most 1,000,000 bytes of decoded rows"):
         Traces(tmp_path)
 
 

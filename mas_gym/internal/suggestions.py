@@ -38,11 +38,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def choice(name: str, value: T, allowed: Sequence[T]) -> T:
-    """Return an argument that must be one of a few values.
-
-    Raises:
-        ConfigError: The argument is not one of them.
-    """
+    """Return an argument that must be one of a few values. Raises `ConfigError` otherwise."""
     if value not in allowed:
         hint = did_you_mean(value, [a for a in allowed if isinstance(a, str)])
         raise ConfigError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {shown(value)}{hint}")
@@ -50,11 +46,7 @@ def choice(name: str, value: T, allowed: Sequence[T]) -> T:
 
 
 def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Check that a mapping has only known keys.
-
-    Raises:
-        ConfigError: The mapping has an unknown key, or the argument is not a mapping.
-    """
+    """Check that an argument is a mapping with only known keys. Raises `ConfigError` otherwise."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what}s: expected a dict with keys from {', '.join(known)}, got {shown(given)}")
     for key in given:

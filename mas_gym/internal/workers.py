@@ -24,13 +24,14 @@ sys.path += [folder for folder in {folders!r} if folder not in sys.path]
 spec = importlib.util.spec_from_file_location("mas_gym", {package!r})
 sys.modules["mas_gym"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
+from mas_gym.internal.workers import serve_lines
 from {module} import {function}
-{function}()
+serve_lines({function})
 """
 
 
 class LineProcess:
-    """A Python process that replies to each line of JSON with a line of JSON, one at a time; it runs `serve_lines`.
+    """A Python process that replies to each line of JSON with a line of JSON, one at a time.
 
     It starts at the first request, and restarts at the next request after a stop. Thread-safe. A forked child discards
     its parent's process and starts a separate one.
@@ -40,7 +41,8 @@ class LineProcess:
     current folder.
 
     Args:
-        entry: The function to run, as in ``"mas_gym.tasks.grading.symbolic:serve"``.
+        entry: A function that is called once in the process and returns the function that computes the reply to a
+            request, as in ``"mas_gym.tasks.grading.symbolic:_prepare"``.
         arguments: Its ``sys.argv[1:]``.
         quiet: Discard its output to stderr.
     """
@@ -154,11 +156,7 @@ def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[list[Any]])
 
 
 def serve_lines(prepare: Callable[[], Callable[[Any], Any]]) -> None:
-    """Serve requests as a `LineProcess` until the input ends.
-
-    Args:
-        prepare: Called once; returns the function that computes the reply to a request.
-    """
+    """Serve requests as the process of a `LineProcess` until the input ends."""
     requests, replies = os.fdopen(os.dup(0), encoding="ascii"), os.fdopen(os.dup(1), "w", encoding="ascii")
     # Code that reads or prints, and processes that it starts, must not read requests or write into the replies.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -6,21 +6,24 @@ from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.chats import made, reference_of, text_or_none
 from mas_gym.logs.fields import field_integer, field_text, has_fields
 from mas_gym.logs.messages import read_history
-from mas_gym.logs.transcript import RIGHT, Transcript, label_of, small_facts, speaker_name
+from mas_gym.logs.transcript import RIGHT, Transcript, label_of, small_facts
+from mas_gym.tasks.data_rows import BadRow
 
 is_agent_processbench = has_fields("messages", "step_labels")
 
 
 def agent_processbench(row: JSONMapping) -> Transcript:
     """Read a run from AgentProcessBench: the steps of a tool-using agent, labeled 1, 0 or -1."""
-    verdicts: dict[int, dict[str, float]] = {}
-    for judge, verdict in (row.get("verdicts") or {}).items():
-        for place, label in _labels(verdict["step_labels"]).items():
-            verdicts.setdefault(place, {})[speaker_name(judge)] = label
-    history = read_history(row["messages"], field_text(row, "question"), _labels(row["step_labels"]), verdicts)
+    judged = {judge: _labels(verdict["step_labels"]) for judge, verdict in (row.get("verdicts") or {}).items()}
+    labels, messages = _labels(row["step_labels"]), []
+    for place, message in enumerate(row["messages"]):
+        verdicts = {judge: found[place] for judge, found in judged.items() if place in found}
+        messages.append({**message, "label": labels.pop(place, None), "verdicts": verdicts})
+    if labels:
+        raise BadRow(f"expected labels only for messages of the transcript, got a label for entry {min(labels)}")
+    history = read_history(messages, field_text(row, "question"))
     final = label_of(row.get("final_label"))
     known = {"messages", "question", "step_labels", "final_label", "ground_truth", "answer_text", "query_index"}
-    facts, dropped = small_facts(row, {*known, "verdicts", "record_id", "sample_index"})
     source, query, sample = (row.get(name) for name in ("data_source", "query_index", "sample_index"))
     return made(
         history,
@@ -29,8 +32,7 @@ def agent_processbench(row: JSONMapping) -> Transcript:
         correct=None if final in (None, 0) else final == RIGHT,
         question_id=None if query is None else f"{source or 'question'}/{query}",
         sample_id=text_or_none(row.get("record_id", sample), "sample_index"),
-        facts=facts,
-        dropped=dropped,
+        **small_facts(row, {*known, "verdicts", "record_id", "sample_index"}),
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.logs.chats import chat
+from mas_gym.logs.chats import chat, made
 from mas_gym.logs.fields import field_text, inside
 from mas_gym.logs.messages import written
 from mas_gym.logs.transcript import Transcript
@@ -30,8 +29,7 @@ def autogen(row: JSONMapping | list[JSONMapping]) -> Transcript:
     fields = {"messages": row} if isinstance(row, list) else row
     dropped: Counter[str] = Counter()
     messages = [message for entry in fields["messages"] for message in _read(entry, dropped)]
-    found = chat({**fields, "messages": messages})
-    return replace(found, dropped={**found.dropped, **dropped})
+    return made(chat({**fields, "messages": messages}), dropped=dropped)
 
 
 def _read(entry: JSONMapping, dropped: Counter[str]) -> Iterator[JSONObject]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mas_gym.errors import shown
 from mas_gym.logs.fields import inside
-from mas_gym.logs.messages import History, is_history, read_history, written
+from mas_gym.logs.messages import is_history, read_history, written
 from mas_gym.logs.transcript import Transcript, number, small_facts, truth
 from mas_gym.tasks.data_rows import BadRow, first_of
 
@@ -20,11 +21,7 @@ SAMPLE_ID = ("sample_id", "id", "sample", "run_id", "trace_id")
 
 
 def text_or_none(value: object, what: str) -> str | None:
-    """Return a string or None unchanged, and a number as text.
-
-    Raises:
-        BadRow: The value has another type.
-    """
+    """Return a string or None unchanged, and a number as text. Raises `BadRow` otherwise."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or number(value, what) is None:
@@ -61,7 +58,6 @@ def chat(row: object) -> Transcript:
     elif answer is None:
         answer = row.get("answer")
     known = {"messages", "answer", "correct", "score", "kind", *QUESTION, *REFERENCE, *ANSWERED, *QUESTION_ID}
-    facts, dropped = small_facts(row, {*known, *SAMPLE_ID})
     return made(
         history,
         answer=text_or_none(answer, "answer"),
@@ -71,15 +67,13 @@ def chat(row: object) -> Transcript:
         question_id=text_or_none(first_of(row, QUESTION_ID), "question_id"),
         sample_id=text_or_none(first_of(row, SAMPLE_ID), "sample_id"),
         kind=row.get("kind"),
-        facts=facts,
-        dropped=dropped,
+        **small_facts(row, {*known, *SAMPLE_ID}),
     )
 
 
-def made(history: History, *, dropped: Mapping[str, int] | None = None, **parts: Any) -> Transcript:
-    """Return the transcript of a history; ``parts`` are the other fields of `Transcript`."""
-    left_out = dict(history.dropped + Counter(dropped or {}))
-    return Transcript(history.question, tuple(history.messages), agents=history.prompts, dropped=left_out, **parts)
+def made(history: Transcript, *, dropped: Mapping[str, int] | None = None, **parts: Any) -> Transcript:
+    """Return the transcript of a history with its other parts; what was dropped is added up."""
+    return replace(history, dropped=dict(Counter(history.dropped) + Counter(dropped or {})), **parts)
 
 
 def is_chat(row: object) -> bool:

@@ -45,10 +45,10 @@ def crewai(row: JSONMapping | list[JSONMapping]) -> Transcript:
         if not ended:
             raise BadRow("expected a completed task, got a log in which no task is completed")
         return Transcript(row[0]["task"], tuple(_message(one, "output") for one in ended))
-    facts, dropped = small_facts(row, {"raw", "tasks_output", "pydantic", "json_dict", "token_usage"})
     tasks = row["tasks_output"]
     messages = tuple(_message(one, "raw") for one in tasks)
-    return Transcript(tasks[0]["description"], messages, facts=facts, dropped=dropped)
+    others = small_facts(row, {"raw", "tasks_output", "pydantic", "json_dict", "token_usage"})
+    return Transcript(tasks[0]["description"], messages, **others)
 
 
 def _message(entry: JSONMapping, name: str) -> LoggedMessage:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from mas_gym.internal.json_types import JSONMapping
-from mas_gym.logs.chats import QUESTION, chat
+from mas_gym.logs.chats import QUESTION, chat, made
 from mas_gym.logs.fields import inside
 from mas_gym.logs.messages import is_message
 from mas_gym.logs.transcript import Transcript
@@ -135,7 +134,7 @@ def langgraph(row: JSONMapping | list[object]) -> Transcript:
         row = {**{key: row[key] for key in row if key not in _STATE}, **values}
     found = chat(row)
     unnamed = sum(message.agent and message.speaker == "Assistant" for message in found.messages)
-    return replace(found, dropped={**found.dropped, _UNNAMED: unnamed}) if unnamed > 1 else found
+    return made(found, dropped={_UNNAMED: unnamed}) if unnamed > 1 else found
 
 
 def _streamed(row: JSONMapping, updates: list[JSONMapping]) -> Transcript:

@@ -43,11 +43,9 @@ def math_shepherd(row: JSONMapping) -> Transcript:
         labels.append(_SIGNS[sign])
         place += len(step) + 1
     texts = [steps[0][first.start() :], *steps[1:]]
-    facts, dropped = small_facts(row, {"input", "label"})
     return Transcript(
         question=steps[0][: first.start()].strip(),
         messages=tuple(LoggedMessage(AGENT, t.strip(), label=label) for t, label in zip(texts, labels, strict=True)),
         correct=labels[-1] == RIGHT,
-        facts=facts,
-        dropped=dropped,
+        **small_facts(row, {"input", "label"}),
     )

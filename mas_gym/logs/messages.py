@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.logs.fields import inside, list_of, tokens_of
-from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name, verdicts_of
+from mas_gym.logs.transcript import LoggedMessage, Transcript, label_of, number, speaker_name, verdicts_of
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.data_rows import BadRow
 
@@ -42,7 +41,7 @@ def is_message(value: object) -> bool:
         # An event of AG2.
         return True
     if "role" in value:
-        return "content" in value or "parts" in value or "tool_calls" in value or "tool_responses" in value
+        return not value.keys().isdisjoint(("content", "parts", "tool_calls", "tool_responses"))
     kind = value.get("type")
     return (kind == "constructor" and "kwargs" in value) or (
         kind in ("human", "ai", "system", "tool") and ("content" in value or "data" in value)
@@ -65,29 +64,8 @@ class RawMessage(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-class History(NamedTuple):
-    """A history, separated into its parts.
-
-    Attributes:
-        question: The question.
-        messages: The messages of the transcript.
-        prompts: System prompts by speaker.
-        dropped: The kinds of content that were left out, with counts.
-    """
-
-    question: str
-    messages: list[LoggedMessage]
-    prompts: dict[str, str]
-    dropped: Counter[str]
-
-
-def read_history(
-    entries: object,
-    question: str | None = None,
-    labels: Mapping[int, int] | None = None,
-    verdicts: Mapping[int, Mapping[str, float]] | None = None,
-) -> History:
-    """Read a chat history.
+def read_history(entries: object, question: str | None = None) -> Transcript:
+    """Return the question, the messages and the prompts of a chat history as a transcript, without its other parts.
 
     With ``question``, leading user messages that contain the question are left out. Without it, the first message is
     the question if it is a user message or names its speaker. Messages without text, and ``TERMINATE`` at the end, are
@@ -96,50 +74,42 @@ def read_history(
     Args:
         entries: The messages, as logged.
         question: The question, if the log stores it separately from the messages.
-        labels: Labels by index in ``entries``.
-        verdicts: Judges' verdicts by index in ``entries``.
 
     Raises:
-        BadRow: The entries are not a history, or there is no question.
+        BadRow: The entries are not a history, there is no question, or a system message has a label.
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise BadRow(f"expected a list of messages, got {shown(entries)}")
     names: dict[str, str] = {}
-    # Only dialects without labels put several messages into one entry.
-    raw = [(place, one) for place, entry in enumerate(entries) for one in read_message(entry, names)]
     dropped: Counter[str] = Counter()
     prompts: dict[str, str] = {}
-    kept: list[tuple[int, RawMessage]] = []
-    labels, verdicts = labels or {}, verdicts or {}
-    for place, one in raw:
-        label = labels.get(place, one.message.label)
+    kept: list[RawMessage] = []
+    for one in (read_message(entry, names) for entry in entries):
         dropped.update(one.dropped)
-        if one.role == SYSTEM:
-            _keep_prompt(prompts, one, dropped)
-        elif not one.message.said.strip() and label is None:
+        if one.role != SYSTEM and not one.message.said.strip() and one.message.label is None:
             dropped["empty message"] += 1
+        elif one.role != SYSTEM:
+            kept.append(one)
+        elif one.message.label is None:
+            _keep_prompt(prompts, one, dropped)
         else:
-            judged = verdicts.get(place, one.message.verdicts)
-            kept.append((place, one._replace(message=replace(one.message, label=label, verdicts=judged))))
+            raise BadRow(f"expected labels only for messages of the transcript, got one for {shown(one.message.text)}")
     kept, found = _without_question(kept, question, dropped)
-    while kept and kept[-1][1].message.said.strip() == _STOP and kept[-1][1].message.label is None:
+    while kept and kept[-1].message.said.strip() == _STOP and kept[-1].message.label is None:
         kept.pop()
         dropped[f"{_STOP} at the end"] += 1
-    missing = set(labels) - {place for place, _ in kept}
-    if missing:
-        raise BadRow(f"expected labels only for messages of the transcript, got a label for entry {min(missing)}")
     if not found.strip():
         raise BadRow("expected a question, or a history that begins with a user message, got neither")
     if not kept:
         raise BadRow("expected at least one message besides the question, got none")
-    messages = [one.message for _, one in kept]
+    messages = [one.message for one in kept]
     speakers = {message.speaker for message in messages}
-    alone = [one.message.speaker for _, one in kept if one.message.agent]
+    alone = [message.speaker for message in messages if message.agent]
     if SYSTEM in prompts and len(set(alone)) == 1:
         prompts.setdefault(alone[0], prompts.pop(SYSTEM))
     dropped["system message without a single speaker"] += len(prompts.keys() - speakers)
     prompts = {name: text for name, text in prompts.items() if name in speakers}
-    return History(found, messages, prompts, +dropped)
+    return Transcript(found, tuple(messages), agents=prompts, dropped=+dropped)
 
 
 def _keep_prompt(prompts: dict[str, str], one: RawMessage, dropped: Counter[str]) -> None:
@@ -149,28 +119,28 @@ def _keep_prompt(prompts: dict[str, str], one: RawMessage, dropped: Counter[str]
 
 
 def _without_question(
-    kept: list[tuple[int, RawMessage]], question: str | None, dropped: Counter[str]
-) -> tuple[list[tuple[int, RawMessage]], str]:
+    kept: list[RawMessage], question: str | None, dropped: Counter[str]
+) -> tuple[list[RawMessage], str]:
     if question is None:
         if not kept:
             return kept, ""
         # In many frameworks the roles are relative to one agent, but the first message is the task.
-        first = kept[0][1]
+        first = kept[0]
         return (kept[1:], first.message.text) if first.role == USER or (len(kept) > 1 and first.named) else (kept, "")
     start = 0
     wanted = " ".join(question.split())
-    while start < len(kept) and kept[start][1].role == USER and kept[start][1].message.label is None:
-        text = " ".join(kept[start][1].message.text.split())
+    while start < len(kept) and kept[start].role == USER and kept[start].message.label is None:
+        text = " ".join(kept[start].message.text.split())
         # An agent may repeat the question in a longer message.
-        if wanted not in text or (kept[start][1].named and text != wanted):
+        if wanted not in text or (kept[start].named and text != wanted):
             break
         dropped["user's message with the question" + ("" if text == wanted else " and more")] += 1
         start += 1
     return kept[start:], question
 
 
-def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
-    """Read one entry of a history; an entry with several tool responses gives several messages.
+def read_message(entry: object, names: dict[str, str]) -> RawMessage:
+    """Read one entry of a history.
 
     Args:
         entry: The entry.
@@ -181,15 +151,6 @@ def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
     """
     if not isinstance(entry, Mapping):
         raise BadRow(f"expected a message with role and content, got {shown(entry)}")
-    responses = entry.get("tool_responses")
-    if isinstance(responses, list) and responses:
-        for response in responses:
-            yield _message({"role": TOOL, **response}, names)
-    else:
-        yield _message(entry, names)
-
-
-def _message(entry: JSONMapping, names: dict[str, str]) -> RawMessage:
     fields, role = _fields(entry)
     text, calls, left_out = message_content(fields.get("content") if "content" in fields else fields.get("parts"))
     calls += _calls(fields)

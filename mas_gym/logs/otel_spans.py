@@ -39,18 +39,8 @@ def _span(row: JSONMapping) -> Span:
     identity = first_of(ids, ("traceId", "trace_id")), first_of(ids, ("spanId", "span_id"))
     parent = first_of(row, ("parentSpanId", "parent_span_id", "parent_id"))
     start = first_of(row, ("startTimeUnixNano", "start_time_unix_nano", "start_time"))
+    name, attributes = str(row.get("name", "")), _attributes(row.get("attributes"))
     events = [(str(event.get("name")), _attributes(event.get("attributes"))) for event in list_of(row.get("events"))]
-    return _gen_ai(identity, parent, str(row.get("name", "")), start, _attributes(row.get("attributes")), events)
-
-
-def _gen_ai(
-    identity: tuple[object, object],
-    parent: object,
-    name: str,
-    start: object,
-    attributes: Mapping[str, object],
-    events: list[tuple[str, JSONObject]],
-) -> Span:
     if is_openinference(attributes):
         return openinference(identity, parent, name, start, attributes)
     operation = attributes.get("gen_ai.operation.name")

@@ -38,8 +38,6 @@ def prm800k(row: JSONMapping) -> Transcript:
     labels = first_of(row, _LABELS)
     if len(labels) != len(steps):
         raise BadRow(f"expected {len(steps)} labels, one per step, got {shown(labels)}")
-    known = {*_STEPS, *_LABELS, "answer", "correct", "score", "id", *QUESTION}
-    facts, dropped = small_facts(row, known)
     return Transcript(
         question=str(text_or_none(first_of(row, QUESTION), "question") or ""),
         messages=tuple(LoggedMessage(AGENT, t, label=label_of(label)) for t, label in zip(steps, labels, strict=True)),
@@ -47,8 +45,7 @@ def prm800k(row: JSONMapping) -> Transcript:
         correct=truth(row.get("correct")),
         score=number(row.get("score"), "score"),
         sample_id=text_or_none(row.get("id"), "id"),
-        facts=facts,
-        dropped=dropped,
+        **small_facts(row, {*_STEPS, *_LABELS, "answer", "correct", "score", "id", *QUESTION}),
     )
 
 
@@ -64,13 +61,14 @@ def _published_prm800k(row: JSONMapping) -> Transcript:
         else:
             pick, others = options[step.get("chosen_completion") or 0], others + len(options) - 1
         messages.append(LoggedMessage(AGENT, field_text(pick, "text"), label=label_of(pick.get("rating"))))
-    facts, dropped = small_facts({**row, "finish_reason": label.get("finish_reason")}, {"question", "label"})
+    found = small_facts({**row, "finish_reason": label.get("finish_reason")}, {"question", "label"})
+    if others:
+        found["dropped"]["alternative step"] = others
     return Transcript(
         question=field_text(question, "problem"),
         messages=tuple(messages),
         reference=reference_of(question.get("ground_truth_answer")),
         # False if the labeler found an error; otherwise the answer is graded.
         correct=False if label.get("finish_reason") == "found_error" else None,
-        facts=facts,
-        dropped=dropped | ({"alternative step": others} if others else {}),
+        **found,
     )

@@ -25,7 +25,6 @@ def processbench(row: JSONMapping) -> Transcript:
     if len(agents) != len(steps):
         raise BadRow(f"expected {len(steps)} agents, one per step, got {len(agents)}")
     labels = [_first_error_label(place, label) for place in range(len(steps))]
-    facts, dropped = small_facts(row, {"problem", "steps", "label", "agents", "final_answer_correct", "id"})
     return Transcript(
         question=field_text(row, "problem"),
         messages=tuple(
@@ -34,8 +33,7 @@ def processbench(row: JSONMapping) -> Transcript:
         correct=truth(row.get("final_answer_correct"), "final_answer_correct"),
         reference=reference_of(first_of(row, ("answer", "reference", "ground_truth"))),
         sample_id=text_or_none(row.get("id"), "id"),
-        facts=facts,
-        dropped=dropped,
+        **small_facts(row, {"problem", "steps", "label", "agents", "final_answer_correct", "id"}),
     )
 
 

@@ -147,11 +147,7 @@ def log_files(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) 
 
 
 def check_format(format: str | None) -> None:
-    """Check that a format exists.
-
-    Raises:
-        ConfigError: The format does not exist.
-    """
+    """Check that a format exists. Raises `ConfigError` otherwise."""
     if format is not None and not Spec.parse(format).file:
         choice("format", format, tuple(FORMATS))
 

@@ -94,7 +94,7 @@ def trace_transcripts(trace: str, rows: list[Span]) -> Iterator[Transcript]:
         question_id=text_or_none(first_of(facts, ("question_id", "mas_gym.problem.id")), "question_id"),
         sample_id=trace,
         agents=prompts,
-        facts=small_facts(facts, set(REFERENCE))[0],
+        facts=small_facts(facts, set(REFERENCE))["facts"],
         dropped=dict(+dropped),
     )
 
@@ -162,8 +162,8 @@ def _outputs(output: object) -> list[tuple[str, tuple[ToolCall, ...]]]:
     found: list[tuple[str, tuple[ToolCall, ...]]] = []
     for entry in history_of(output):
         try:
-            [raw] = read_message(entry, {})
-        except (BadRow, ValueError):
+            raw = read_message(entry, {})
+        except BadRow:
             found.append((span_text(entry, last=True) or "", ()))
         else:
             found.append((raw.message.text, raw.message.tool_calls))

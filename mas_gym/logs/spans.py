@@ -78,7 +78,7 @@ def span_text(value: object, *, last: bool) -> str | None:
                 return written(value) if value else None
             value = value[key]
         elif isinstance(value, list) and value and all(map(is_message, value)):
-            texts = [(raw.role, raw.message.said) for entry in value for raw in read_message(entry, {})]
+            texts = [(raw.role, raw.message.said) for raw in (read_message(entry, {}) for entry in value)]
             mine = [text for role, text in texts if text.strip() and (last or role == "user")]
             return (mine[-1] if last else mine[0]) if mine else None
         elif isinstance(value, Mapping):

@@ -108,11 +108,7 @@ class BrokenLine(NamedTuple):
 
 
 def validate_transcript(transcript: Transcript) -> Transcript:
-    """Validate a transcript and return it.
-
-    Raises:
-        BadRow: The transcript is invalid.
-    """
+    """Return a transcript if it is valid. Raises `BadRow` otherwise."""
     if not isinstance(transcript, Transcript):
         raise BadRow(f"expected a Transcript or a row in the chat format, got {shown(transcript)}")
     if not isinstance(transcript.question, str) or not transcript.question.strip():
@@ -137,22 +133,14 @@ def validate_transcript(transcript: Transcript) -> Transcript:
 
 
 def speaker_name(name: object) -> str:
-    """Validate a speaker's name and return it without surrounding spaces.
-
-    Raises:
-        BadRow: The name is invalid.
-    """
+    """Return a speaker's name without surrounding spaces. Raises `BadRow` if it is not valid."""
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
         raise BadRow(f"expected a speaker's name of 1 to {LONGEST_NAME} characters, got {shown(name)}")
     return name.strip()
 
 
 def number(value: object, what: str) -> float | None:
-    """Return a finite number, or None for None.
-
-    Raises:
-        BadRow: The value has another type or is out of range.
-    """
+    """Return a finite number, or None for None. Raises `BadRow` otherwise."""
     if value is None:
         return None
     if is_number(value):
@@ -161,11 +149,7 @@ def number(value: object, what: str) -> float | None:
 
 
 def truth(value: object, what: str = "correct") -> bool | None:
-    """Parse a truth value from a log: a boolean, 1, 0, -1 or a word such as "yes"; None for None.
-
-    Raises:
-        BadRow: The value has another type or is out of range.
-    """
+    """Parse a boolean, 1, 0, -1 or a word such as "yes"; None for None. Raises `BadRow` otherwise."""
     if value is None or isinstance(value, bool):
         return value
     known = {"true": True, "yes": True, "1": True, "1.0": True, "correct": True}
@@ -177,11 +161,7 @@ def truth(value: object, what: str = "correct") -> bool | None:
 
 
 def label_of(value: object) -> int | None:
-    """Parse a message's label: 1, 0 or -1; true is 1 and false is -1.
-
-    Raises:
-        BadRow: The value has another type or is out of range.
-    """
+    """Parse a message's label: 1, 0 or -1; true is 1 and false is -1. Raises `BadRow` otherwise."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -193,11 +173,7 @@ def label_of(value: object) -> int | None:
 
 
 def verdicts_of(value: object) -> dict[str, float]:
-    """Return the verdicts on a message, keyed by judge; null verdicts are left out.
-
-    Raises:
-        BadRow: The value is not a mapping of names to finite numbers.
-    """
+    """Return the verdicts on a message by judge, without null verdicts. Raises `BadRow` if they are not numbers."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -206,10 +182,10 @@ def verdicts_of(value: object) -> dict[str, float]:
     return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
-def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[JSONObject, dict[str, int]]:
-    """Return the short strings and numbers in a row, and the names of fields left out; skip the fields in ``but``."""
+def small_facts(row: Mapping[str, object], but: set[str]) -> JSONObject:
+    """Return ``facts``, the short strings and numbers in a row, and ``dropped``, its other fields, without ``but``."""
     facts: JSONObject = {}
-    dropped: dict[str, int] = {}
+    dropped: JSONObject = {}
     for key, value in row.items():
         if key in but or value is None:
             continue
@@ -219,4 +195,4 @@ def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[JSONObject, d
             facts[key] = value
         else:
             dropped[f"field {key[:LONGEST_NAME]}"] = 1
-    return facts, dropped
+    return {"facts": facts, "dropped": dropped}

@@ -29,16 +29,15 @@ def verifiers(row: JSONMapping) -> Transcript:
     shown_before = [one for one in prompt[: places[-1]] if inside(one, "role") == "system"]
     history = read_history([*shown_before, prompt[places[-1]], *completion])
     reward = number(row["reward"], "reward")
-    known = {"prompt", "completion", "reward", "answer"}
-    facts, dropped = small_facts(row, known)
-    left_out = places[-1] - len(shown_before)
+    others = small_facts(row, {"prompt", "completion", "reward", "answer"})
+    if left_out := places[-1] - len(shown_before):
+        others["dropped"]["example in the prompt"] = left_out
     return made(
         history,
         reference=reference_of(row.get("answer") or None),
         correct=bool(reward) if reward in (0, 1) else None,
         score=None if reward in (0, 1) else reward,
-        facts=facts,
-        dropped=dropped | ({"example in the prompt": left_out} if left_out else {}),
+        **others,
     )
 
 

@@ -5,7 +5,7 @@ Importing this package loads neither a model nor torch; `load_policy` imports to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mas_gym.internal.lazy import lazy_names
 
@@ -25,12 +25,4 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import load_policy as load_policy
     from mas_gym.policies.scripted import ScriptedPolicy as ScriptedPolicy
 
-_public, __dir__, __all__ = lazy_names(__name__)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "TransformersPolicy":
-        from mas_gym.policies.registry import local_module
-
-        return local_module().TransformersPolicy
-    return _public(name)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

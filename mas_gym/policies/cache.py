@@ -1,7 +1,7 @@
 """Stored samples: recordings to replay, and a response cache, so that no sample is generated or paid for twice.
 
-Both are tables of samples. Each sample of a request is looked up; only missing samples are
-requested from the inner policy, if there is one, and then stored.
+Both are tables of samples. Each sample of a request is looked up; only missing samples are requested from the inner
+policy, if there is one, and then stored. `SharedSamples` only remembers replies in memory.
 
 * A recording is a JSON Lines file: a header ``{"format": "mas-gym-recording", "schema": 1,
   "policy": NAME}``, then one line per sample, keyed by a digest of everything the sample
@@ -20,17 +20,20 @@ import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 from mas_gym.errors import DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
+from mas_gym.internal.event_loop import together
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import (
     AsyncPolicy,
     Certainty,
+    Choice,
     Policy,
     Sample,
     SamplingReply,
@@ -39,6 +42,7 @@ from mas_gym.policies.base import (
     token_count,
 )
 from mas_gym.policies.batch_queue import as_policy
+from mas_gym.systems.prompts import ChatMessage
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"
@@ -70,43 +74,12 @@ class _Entry(NamedTuple):
     dropped_tokens: int
 
 
-class _Lookup(NamedTuple):
-    """The stored samples of a request, and a request for the missing ones."""
-
-    found: list[_Entry | None]
-    missing: SamplingRequest | None
-
-
-def _look_up(table: _SampleFile | _ResponseCache, request: SamplingRequest) -> _Lookup:
-    found = table.find(request)
-    seeds = tuple(seed for seed, entry in zip(request.seeds, found, strict=True) if entry is None)
-    return _Lookup(found, replace(request, seeds=seeds) if seeds else None)
-
-
-def _complete(
-    table: _SampleFile | _ResponseCache,
-    lookup: _Lookup,
-    reply: SamplingReply | None = None,
-    one_by_one: bool = False,
-) -> SamplingReply:
-    """Store the inner policy's reply to a lookup's missing samples, and return the reply to the whole request.
-
-    ``one_by_one`` means that each sample is a separate call, which processes the prompt again.
-    """
-    entries = [entry for entry in lookup.found if entry is not None]
-    if lookup.missing is not None and reply is not None:
-        calls = len(reply.samples) if one_by_one else 1
-        fresh = [
-            _Entry(sample, reply.prompt_tokens // calls, reply.dropped_tokens // calls) for sample in reply.samples
-        ]
-        table.add(lookup.missing, fresh)
-        rest = iter(fresh)
-        entries = [next(rest) if entry is None else entry for entry in lookup.found]
+def _reply(found: Sequence[_Entry | None], one_by_one: bool = False, fresh_tokens: int = 0) -> SamplingReply:
+    """Return a reply of stored samples; ``fresh_tokens`` of its prompt tokens have just been processed."""
+    entries = [entry for entry in found if entry is not None]
     billed = entries if one_by_one else entries[:1]
     prompt, dropped = sum(entry.prompt_tokens for entry in billed), sum(entry.dropped_tokens for entry in billed)
-    fresh_tokens = 0 if reply is None else reply.prompt_tokens - reply.cached_tokens
-    cached = max(0, prompt - fresh_tokens)
-    return SamplingReply(tuple(entry.sample for entry in entries), prompt, cached, dropped)
+    return SamplingReply(tuple(entry.sample for entry in entries), prompt, max(0, prompt - fresh_tokens), dropped)
 
 
 def sample_key(request: SamplingRequest, seed: int) -> str:
@@ -154,25 +127,68 @@ class RecordedPolicy(Policy):
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: SamplingRequest) -> SamplingReply:
-        lookup = _look_up(self._table, request)
-        if lookup.missing is not None and request.extra_body:
+        found = self._table.find(request)
+        if None in found and request.extra_body:
             # The recorded policy may have received speaker names as text.
             messages, extra_body = spoken(request.messages, request.extra_body)
-            lookup = _look_up(self._table, replace(request, messages=messages, extra_body=extra_body))
-        if lookup.missing is not None:
-            seed = lookup.missing.seeds[0]
+            found = self._table.find(replace(request, messages=messages, extra_body=extra_body))
+        if None in found:
+            place = found.index(None)
             raise PolicyError(
-                f"{self.file}: no recorded message of agent {request.agent!r} for seed {seed} (sample "
-                f"{request.seeds.index(seed) + 1} of {len(request.seeds)}), temperature {request.temperature}, top-p "
+                f"{self.file}: no recorded message of agent {request.agent!r} for seed {request.seeds[place]} (sample "
+                f"{place + 1} of {len(request.seeds)}), temperature {request.temperature}, top-p "
                 f"{request.top_p}, max_new_tokens {request.max_new_tokens}, after "
                 f"{request.messages[-1].content[-80:]!r}; replay "
                 "with the run seed, MAS, problems and sampling parameters of the recording, or record this run too "
                 "with RecordingPolicy(policy, file)"
             )
-        return _complete(self._table, lookup)
+        return _reply(found)
 
 
-class RecordingPolicy(AsyncPolicy):
+class _StoringPolicy(AsyncPolicy):
+    """Reads samples from a table, and adds the samples that it requests from another policy of any kind.
+
+    ``one_by_one`` means that each sample is a separate call, which processes the prompt again.
+
+    Attributes:
+        policy: The other policy.
+        hits: Samples found in the table.
+        misses: Samples requested from the other policy.
+    """
+
+    def __init__(self, policy: AsyncPolicy, table: _SampleFile | _ResponseCache, one_by_one: bool = False) -> None:
+        self.policy = policy
+        self.stand_for(policy)
+        self.hits = self.misses = 0
+        self._table, self._one_by_one = table, one_by_one
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-samples")
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
+        on_thread = partial(asyncio.get_running_loop().run_in_executor, self._thread)
+        found = await on_thread(self._table.find, request)
+        seeds = tuple(seed for seed, entry in zip(request.seeds, found, strict=True) if entry is None)
+        self.hits += len(found) - len(seeds)
+        self.misses += len(seeds)
+        if not seeds:
+            return _reply(found, self._one_by_one)
+        missing = replace(request, seeds=seeds)
+        reply = await self.policy.sample_async(missing)
+        calls = len(seeds) if self._one_by_one else 1
+        tokens = reply.prompt_tokens // calls, reply.dropped_tokens // calls
+        fresh = [_Entry(sample, *tokens) for sample in reply.samples]
+        await on_thread(self._table.add, missing, fresh)
+        rest = iter(fresh)
+        entries = [next(rest) if entry is None else entry for entry in found]
+        return _reply(entries, self._one_by_one, reply.prompt_tokens - reply.cached_tokens)
+
+    def close(self) -> None:
+        """Close the file; the policy cannot be used afterwards."""
+        self._thread.submit(self._table.close).result()
+        self._thread.shutdown()
+
+
+class RecordingPolicy(_StoringPolicy):
     """Replays a recording, and appends the samples that it requests from another policy of any kind."""
 
     def __init__(self, policy: Policy | AsyncPolicy, file: str | Path) -> None:
@@ -185,39 +201,30 @@ class RecordingPolicy(AsyncPolicy):
         Raises:
             DataError: The file is not a recording, or records another policy.
         """
-        self.policy = as_policy(policy)
-        self.stand_for(self.policy)
-        self.file = Path(file)
+        inner, self.file = as_policy(policy), Path(file)
         records: dict[str, _Entry] = {}
         intact = 0
         if self.file.exists() and self.file.stat().st_size:
             recorded, records, intact = _read(self.file)
-            if recorded != self.name:
+            if recorded != inner.name:
                 raise DataError(
-                    f"{file}: expected the recorded policy {recorded!r}, got {self.name!r}; record to another file"
+                    f"{file}: expected the recorded policy {recorded!r}, got {inner.name!r}; record to another file"
                 )
             with self.file.open("rb+") as stream:
                 stream.truncate(intact)
-        self._table = _SampleFile(self.file, records)
+        table = _SampleFile(self.file, records)
         if not intact:
-            self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": self.name}])
-
-    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
-        lookup = _look_up(self._table, request)
-        reply = None if lookup.missing is None else await self.policy.sample_async(lookup.missing)
-        return _complete(self._table, lookup, reply)
+            table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": inner.name}])
+        super().__init__(inner, table)
 
 
-class CachedPolicy(AsyncPolicy):
+class CachedPolicy(_StoringPolicy):
     """Reads samples from a response cache, and adds the samples that it requests from another policy of any kind.
 
     Two policies share samples if their identities are equal (`mas_gym.internal.identity`).
 
     Attributes:
         meters: The inner policy's meters; samples from the cache cost nothing.
-        hits: Samples found in the cache.
-        misses: Samples requested from the inner policy.
     """
 
     def __init__(self, policy: Policy | AsyncPolicy, file: str | Path) -> None:
@@ -231,30 +238,42 @@ class CachedPolicy(AsyncPolicy):
             IdentityError: The policy's identity cannot be determined.
             DataError: The file has a different format or version.
         """
-        self.file = Path(file)
-        self.hits = self.misses = 0
-        self._inner = policy = as_policy(policy)
+        inner, self.file = as_policy(policy), Path(file)
+        super().__init__(inner, _ResponseCache(inner, self.file), inner.independent_samples is True)
+
+
+class SharedSamples(AsyncPolicy):
+    """Remembers the replies of a policy, so that the rows of a comparison are paired and have equal costs.
+
+    Each sample has a seed, but some servers ignore seeds or batch requests, which changes their samples. A repeated
+    reply has the same costs as the first one. Single samples are shared if they are independent, else whole replies.
+    """
+
+    def __init__(self, policy: AsyncPolicy) -> None:
         self.stand_for(policy)
-        self._one_by_one = policy.independent_samples is True
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")
-        self._table = self._thread.submit(_ResponseCache, policy, self.file).result()
+        self.independent_samples = policy.independent_samples
+        self.chooses = policy.chooses
+        self._inner = policy
+        self._replies: dict[tuple[str, ...], SamplingReply] = {}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
-        loop = asyncio.get_running_loop()
-        lookup = await loop.run_in_executor(self._thread, _look_up, self._table, request)
-        misses = len(lookup.missing.seeds) if lookup.missing is not None else 0
-        self.hits += len(request.seeds) - misses
-        self.misses += misses
-        if lookup.missing is None:
-            return _complete(self._table, lookup, None, self._one_by_one)
-        reply = await self._inner.sample_async(lookup.missing)
-        return await loop.run_in_executor(self._thread, _complete, self._table, lookup, reply, self._one_by_one)
+        if self.independent_samples is not True:
+            return await self._remembered(request)
+        replies = await together(self._remembered(replace(request, seeds=(seed,))) for seed in request.seeds)
+        samples = tuple(sample for reply in replies for sample in reply.samples)
+        counts = ((reply.prompt_tokens, reply.cached_tokens, reply.dropped_tokens) for reply in replies)
+        return SamplingReply(samples, *map(sum, zip(*counts, strict=True)))
 
-    def close(self) -> None:
-        """Close the file; the policy cannot be used afterwards."""
-        self._thread.submit(self._table.close).result()
-        self._thread.shutdown()
+    async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
+        """Return the inner policy's choice. Raises `mas_gym.errors.PolicyError`."""
+        return await self._inner.choose_async(messages, words)
+
+    async def _remembered(self, request: SamplingRequest) -> SamplingReply:
+        key = tuple(sample_key(request, seed) for seed in request.seeds)
+        if key not in self._replies:
+            self._replies[key] = await self._inner.sample_async(request)
+        return self._replies[key]
 
 
 class _SampleFile:
@@ -279,10 +298,12 @@ class _SampleFile:
         self.append(lines)
 
     def append(self, lines: Sequence[JSONObject]) -> None:
-        if lines:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("ab") as stream:
-                stream.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("ab") as stream:
+            stream.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    def close(self) -> None:
+        pass
 
 
 class _ResponseCache:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mas_gym.errors import PolicyError
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.internal.workers import LineProcess, serve_lines
+from mas_gym.internal.workers import LineProcess
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -27,7 +27,7 @@ MEMORY = 2 * 2**30
 LONGEST = 16 * 2**20
 """Maximum number of characters of a rendered prompt."""
 
-_process = LineProcess("mas_gym.policies.chat_templates:serve", quiet=True)
+_process = LineProcess("mas_gym.policies.chat_templates:_prepare", quiet=True)
 
 
 def render_chat(template: str, turns: Sequence[Mapping[str, str]], **values: object) -> str:
@@ -57,11 +57,6 @@ def render_chat(template: str, turns: Sequence[Mapping[str, str]], **values: obj
 
 def _failed(what: str) -> PolicyError:
     return PolicyError(f"the model's chat template failed ({what[:300]!r}); fix chat_template in the tokenizer's files")
-
-
-def serve() -> None:
-    """Render templates; the entry point of the process."""
-    serve_lines(_prepare)
 
 
 def _prepare() -> Callable[[tuple[str, JSONObject]], JSONObject]:

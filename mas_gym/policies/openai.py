@@ -52,8 +52,8 @@ from mas_gym.policies.openai_format import (
 )
 from mas_gym.policies.prompt_length import reserved_tokens, too_long
 from mas_gym.policies.reasoning import check_first_token
-from mas_gym.policies.retries import Fault, StatusError, Tries, delay, fault_of
-from mas_gym.policies.server_errors import ServerError
+from mas_gym.policies.retries import StatusError, Tries, delay, fault_of
+from mas_gym.policies.server_errors import Fault
 from mas_gym.policies.usage_meters import Meter, Price
 from mas_gym.systems.prompts import ChatMessage
 
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mas_gym.policies")
 
-_WRONG_COUNTS_BEFORE_SINGLES = 3
 # The maximum that OpenAI and vLLM allow, and the maximum of other servers.
 _LISTED, _FEWER_LISTED = 20, 5
 _CHANGES = 16
@@ -264,13 +263,8 @@ class OpenAIPolicy(AsyncPolicy):
         return Choice(tuple(log_sum(values) for values in known), reply.prompt_tokens, reply.generated_tokens)
 
     async def _answer(self, request: SamplingRequest) -> SamplingReply:
-        replies = None
-        if self.options.choices == "n" and len(request.seeds) > 1 and "n" not in self._refused:
-            try:
-                replies = [await self._call(request, request.seeds)]
-            except _NoManyChoicesError:
-                self._refuse("n", "it returns only one choice per call: samples are requested one by one")
-        replies = replies or await together(self._call(request, (seed,)) for seed in request.seeds)
+        groups = [request.seeds] if self.options.choices == "n" else [(seed,) for seed in request.seeds]
+        replies = await together(self._call(request, seeds) for seeds in groups)
         samples = tuple(sample for reply, _ in replies for sample in reply.samples)
         counts = ((one.prompt_tokens, min(one.cached_tokens, one.prompt_tokens), lost) for one, lost in replies)
         return SamplingReply(samples, *map(sum, zip(*counts, strict=True)))
@@ -300,13 +294,9 @@ class OpenAIPolicy(AsyncPolicy):
                 if (fitted := self._fitted(request, fault)) is not None:
                     request, kept = fitted[0], kept * fitted[1]
                     continue
-                if self._lower_cap(fault.error, request) or self._adapt(fault.error, seeds, tried_with, listed):
+                if self._lower_cap(fault, request) or self._adapt(fault, tried_with, listed):
                     continue
                 changes -= 1
-            one_choice = len(seeds) > 1 and fault.reason.endswith("choices, got 1")
-            if one_choice and tries.repeated(fault) >= _WRONG_COUNTS_BEFORE_SINGLES - 1:
-                self.meter.faults[fault.kind] += 1
-                raise _NoManyChoicesError
             if fault.kind == "too long":
                 raise self._too_long(request, fault)
             await self._wait(fault, tries)
@@ -437,7 +427,7 @@ class OpenAIPolicy(AsyncPolicy):
 
     def _fitted(self, request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
         """Return a request that fits the window, and the kept share of its prompt; None if there is none."""
-        window, prompt = fault.error.window, fault.error.prompt
+        window, prompt = fault.window, fault.prompt
         if fault.kind != "too long":
             return None
         cap = min(request.max_new_tokens, self._cap)
@@ -451,38 +441,33 @@ class OpenAIPolicy(AsyncPolicy):
         return _shortened(request, 0.75 if window is None or prompt is None else (window - reserved) / prompt)
 
     def _too_long(self, request: SamplingRequest, fault: Fault) -> PolicyError:
-        window, prompt = fault.error.window, fault.error.prompt
-        reserved = 0 if window is None else reserved_tokens(window, min(request.max_new_tokens, self._cap))
-        return too_long(f"{self.name} at {self._shown_url()}", prompt, window, reserved, fault.reason)
+        reserved = 0 if fault.window is None else reserved_tokens(fault.window, min(request.max_new_tokens, self._cap))
+        return too_long(f"{self.name} at {self._shown_url()}", fault.prompt, fault.window, reserved, fault.reason)
 
-    def _lower_cap(self, error: ServerError, request: SamplingRequest) -> bool:
+    def _lower_cap(self, fault: Fault, request: SamplingRequest) -> bool:
         """Lower the token limit of this and later requests if the server rejects it as too high."""
-        if error.meaning != "token limit" or error.limit is None:
-            return False
         # A concurrent request may have lowered the limit after this one was sent.
-        if error.limit >= request.max_new_tokens:
+        if fault.kind != "token limit" or fault.limit is None or fault.limit >= request.max_new_tokens:
             return False
-        self._cap = min(self._cap, error.limit)
+        self._cap = min(self._cap, fault.limit)
         note = f"it limits messages to {self._cap} tokens, below the agents' max_new_tokens"
         self.notes = [*(kept for kept in self.notes if "limits messages" not in kept), f"{self.name}: {note}"]
         return True
 
-    def _adapt(self, error: ServerError, seeds: tuple[int, ...], tried_with: frozenset[str], listed: int) -> bool:
+    def _adapt(self, fault: Fault, tried_with: frozenset[str], listed: int) -> bool:
         """Leave out the rejected parameters if a request can do without one of them."""
-        if error.meaning == "system role" and "system" not in tried_with:
+        if fault.kind == "system role" and "system" not in tried_with:
             self._refuse("system", _FOLDED)
             return True
-        if error.meaning != "parameter":
+        if fault.kind != "parameter":
             return False
-        if listed > _FEWER_LISTED and {"top_logprobs", "logprobs"} & {*error.params}:
+        if listed > _FEWER_LISTED and {"top_logprobs", "logprobs"} & {*fault.params}:
             self._listed = _FEWER_LISTED
             return True
-        for name in error.params:
+        for name in fault.params:
             if name in _OMITTED and name not in tried_with and not (name == "logprobs" and not self.options.logprobs):
                 self._refuse(name, _OMITTED[name])
                 return True
-        if len(seeds) > 1 and "n" in error.params:
-            raise _NoManyChoicesError
         return False
 
     def _refuse(self, name: str, note: str) -> None:
@@ -501,7 +486,7 @@ class OpenAIPolicy(AsyncPolicy):
         if fault.hopeless:
             reason = fault.reason.rstrip(".")
             raise EngineUnavailableError(f"{where} cannot be used: {reason}. {self._remedy(fault)}")
-        if fault.kind == "refused":
+        if not fault.transient and fault.kind != "bad reply":
             raise PolicyError(
                 f"{where} rejected a request: {fault.reason}; leave a rejected parameter out with "
                 "extra_body={NAME: null}, and log-probabilities with logprobs=false"
@@ -531,7 +516,7 @@ class OpenAIPolicy(AsyncPolicy):
 
     def _remedy(self, fault: Fault) -> str:
         status = fault.status
-        if fault.error.meaning == "quota":
+        if fault.kind == "quota":
             return f"Add credit to the account of the key in {self.options.key_env}, or use another key"
         if status in (404, 405) and self.base_url and not re.search(r"/v\d", self.base_url):
             return f"Expected the base URL of the API, which usually ends in /v1, as in {self._shown_url()}/v1"
@@ -612,10 +597,6 @@ def check_address(url: str) -> None:
             f"{shown_url(url)}: expected an address without a query, which would not be sent; set the API key in an "
             "environment variable (option key_env), and further parameters with extra_body"
         )
-
-
-class _NoManyChoicesError(Exception):
-    """The server returns only one choice per call."""
 
 
 def _counter(tokenizer: str | None) -> Callable[[str], int] | None:

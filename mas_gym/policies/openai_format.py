@@ -193,7 +193,7 @@ def parse_reply(
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise BadReply("it has no list of choices")
     if len(choices) != n:
-        raise BadReply(f"expected {n} choices, got {len(choices)}")
+        raise BadReply(f"expected {n} choices, got {len(choices)}" + ("; use choices=seeds" if n > 1 else ""))
     choices = sorted(choices, key=lambda choice: _count(choice, "index"))
     found = [_choice(choice, api, logprobs, tools) for choice in choices]
     traces = [_trace(body, choice, one.values) if traced else None for choice, one in zip(choices, found, strict=True)]

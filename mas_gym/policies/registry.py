@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from types import ModuleType
 from typing import TypeGuard
 
 from mas_gym.errors import ConfigError, MissingDependencyError, shown
@@ -120,16 +118,6 @@ def policy_makers() -> dict[str, Callable[..., object]]:
     return found
 
 
-def local_module() -> ModuleType:
-    """Import `mas_gym.policies.local.transformers`. Raises `MissingDependencyError` if torch is not installed."""
-    try:
-        return import_module("mas_gym.policies.local.transformers")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"running a model in this process needs torch and transformers ({error}): pip install 'mas-gym[local]'"
-        ) from error
-
-
 def _is_mapping(read: object, of_arms: bool = False) -> TypeGuard[Mapping[str, str | Mapping[str, str]]]:
     return isinstance(read, dict) and all(
         isinstance(name, str) and (isinstance(policy, str) or (not of_arms and _is_mapping(policy, of_arms=True)))
@@ -183,13 +171,14 @@ def _cached(policy: AsyncPolicy, file: str) -> AsyncPolicy:
 
 def _tiny(argument: str, **options: object) -> Policy:
     import mas_gym.tiny
+    from mas_gym.policies.local.transformers import TransformersPolicy
 
     if argument:
         raise ConfigError(
             f"policy 'tiny' takes no argument, got {argument!r}; for another model use 'transformers:PATH'"
         )
     options = {"name": "tiny", **options}
-    policy: Policy = build("policy 'tiny'", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
+    policy = build("policy 'tiny'", TransformersPolicy, mas_gym.tiny.path(), **options)
     policy.made_for = purpose_of("tiny")
     return policy
 
@@ -204,5 +193,6 @@ def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | No
 
 
 def _transformers(argument: str, **options: object) -> Policy:
-    policy: Policy = build("policy 'transformers'", local_module().TransformersPolicy, argument, **options)
-    return policy
+    from mas_gym.policies.local.transformers import TransformersPolicy
+
+    return build("policy 'transformers'", TransformersPolicy, argument, **options)

@@ -7,19 +7,14 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from mas_gym.internal.text import one_line
 from mas_gym.policies.openai_format import BadReply
-from mas_gym.policies.server_errors import ServerError, read_error
-
-FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
+from mas_gym.policies.server_errors import Fault, read_error
 
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 20.0
 _RETRIED_STATUS = {408, 409, 425}
-_UNAVAILABLE_STATUS = {401, 402, 403, 404, 405}
-_UNKNOWN = ServerError("")
 
 
 class StatusError(Exception):
@@ -29,39 +24,6 @@ class StatusError(Exception):
         """Store the status, the headers and the body."""
         super().__init__(status)
         self.status, self.headers, self.body = status, headers, body
-
-
-class Fault(NamedTuple):
-    """One failed call.
-
-    Attributes:
-        kind: Kind of failure; all kinds except ``"too long"`` and ``"refused"`` can be retried.
-        reason: Description for the error message.
-        retry_after: Seconds to wait before a retry, if the server sent them; else None.
-        status: The HTTP status, or 0.
-        error: What the server's error states.
-    """
-
-    kind: FaultKind
-    reason: str
-    retry_after: float | None = None
-    status: int = 0
-    error: ServerError = _UNKNOWN
-
-    @property
-    def away(self) -> bool:
-        """Whether the server seems down or overloaded, so that waiting may help."""
-        return self.kind in ("connection", "rate limit") or self.status in (502, 503, 504)
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same call may succeed later; False for unusable replies, which the server may always return."""
-        return self.kind in ("connection", "rate limit", "server error", "reset", "timeout")
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether every request would fail, because the key, the model, the address or the account is wrong."""
-        return self.error.meaning == "quota" or self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400
 
 
 def fault_of(error: BaseException) -> Fault | None:
@@ -86,23 +48,18 @@ def fault_of(error: BaseException) -> Fault | None:
 
 
 def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault:
-    error = read_error(status, body)
-    text = f"HTTP {status}: {error.message}"
-    wait = retry_after(headers)
     if 300 <= status < 400:
         goal = one_line(headers.get("location", ""))
-        return Fault("refused", f"HTTP {status}, a redirect to {goal!r}", None, status)
-    if error.meaning == "too long":
-        return Fault("too long", text, None, status, error)
-    if error.meaning in ("quota", "system role"):
-        return Fault("refused", text, None, status, error)
+        return Fault("refused", f"HTTP {status}, a redirect to {goal!r}", status)
+    stated = read_error(status, body)
+    fault = stated._replace(status=status, reason=f"HTTP {status}: {stated.reason}")
+    if fault.kind in ("too long", "quota", "system role"):
+        return fault
     if status == 429:
-        return Fault("rate limit", text, wait, status)
+        return Fault("rate limit", fault.reason, status, retry_after(headers))
     if status >= 500 or status in _RETRIED_STATUS:
-        return Fault("server error", text, wait, status)
-    if error.torn:
-        return Fault("bad reply", f"the reply is unusable: an incomplete error: {text}", None, status)
-    return Fault("refused", text, None, status, error)
+        return Fault("server error", fault.reason, status, retry_after(headers))
+    return fault
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

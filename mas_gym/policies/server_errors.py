@@ -1,8 +1,8 @@
-"""The meaning of a server's error body.
+"""The faults of calls to a server, and the fault that an error body states.
 
 Structured fields are read first: the HTTP status, ``error.code``, ``error.type``, ``error.param``, and the locations
 of validation errors. What only the message states is read with `_DIALECTS`, a table of whole sentences of named
-servers. An error that neither names has no meaning: the request fails with the server's text.
+servers. An error that neither names is ``"refused"``: the request fails with the server's text.
 """
 
 from __future__ import annotations
@@ -16,35 +16,56 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.text import one_line
 from mas_gym.policies.base import MOST_TOKENS
 
-Meaning = Literal["", "too long", "token limit", "parameter", "system role", "quota"]
+FaultKind = Literal[
+    "connection", "reset", "timeout", "rate limit", "server error", "bad reply",
+    "too long", "token limit", "parameter", "system role", "quota", "refused",
+]  # fmt: skip
 
+_UNAVAILABLE_STATUS = {401, 402, 403, 404, 405}
 _READ_CHARS = 4000
 _DEPTH = 3
 
 
-class ServerError(NamedTuple):
-    """A server's error.
+class Fault(NamedTuple):
+    """One failed call.
 
     Attributes:
-        message: The server's text as one line.
-        meaning: ``"too long"``: the prompt, or the prompt with the reply, exceeds the context window;
-            ``"token limit"``: the requested reply is longer than the server allows; ``"parameter"``: a parameter is
-            not supported; ``"system role"``: the model's template has no system messages; ``"quota"``: the account has
-            no credit; empty if unknown.
+        kind: Kind of failure. The first six kinds can be retried. ``"too long"``: the prompt, or the prompt with the
+            reply, exceeds the context window; ``"token limit"``: the requested reply is longer than the server allows;
+            ``"parameter"``: a parameter is not supported; ``"system role"``: the model's template has no system
+            messages; ``"quota"``: the account has no credit; ``"refused"``: any other rejection.
+        reason: Description for the error message, in one line.
+        status: The HTTP status, or 0.
+        retry_after: Seconds to wait before a retry, if the server sent them; else None.
         window: The context window in tokens, if stated.
         prompt: The length of the prompt in tokens, if stated.
         limit: The longest reply in tokens, if stated.
         params: The parameters that the error is about.
-        torn: Whether the body is the beginning of a JSON object, which was cut on the way.
     """
 
-    message: str
-    meaning: Meaning = ""
+    kind: FaultKind
+    reason: str
+    status: int = 0
+    retry_after: float | None = None
     window: int | None = None
     prompt: int | None = None
     limit: int | None = None
     params: tuple[str, ...] = ()
-    torn: bool = False
+
+    @property
+    def away(self) -> bool:
+        """Whether the server seems down or overloaded, so that waiting may help."""
+        return self.kind in ("connection", "rate limit") or self.status in (502, 503, 504)
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same call may succeed later; False for unusable replies, which the server may always return."""
+        return self.kind in ("connection", "rate limit", "server error", "reset", "timeout")
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether every request would fail, because the key, the model, the address or the account is wrong."""
+        return self.kind == "quota" or self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400
 
 
 class Dialect(NamedTuple):
@@ -52,14 +73,14 @@ class Dialect(NamedTuple):
 
     Attributes:
         server: The server.
-        meaning: As in `ServerError`.
+        kind: As in `Fault`.
         sentence: The whole message, as a regular expression with the groups ``window``, ``prompt``, ``limit``,
             ``params``.
         params: The parameters that the sentence is about, if they are not in it.
     """
 
     server: str
-    meaning: Meaning
+    kind: FaultKind
     sentence: str
     params: tuple[str, ...] = ()
 
@@ -225,8 +246,8 @@ _LITELLM = re.compile(
 """The error of another server in LiteLLM's message."""
 
 
-def read_error(status: int, body: bytes) -> ServerError:
-    """Return the meaning of an error response.
+def read_error(status: int, body: bytes) -> Fault:
+    """Return the fault that an error response states.
 
     Args:
         status: The HTTP status.
@@ -234,8 +255,12 @@ def read_error(status: int, body: bytes) -> ServerError:
     """
     text = body.decode("utf-8", "replace")
     found = _json(text)
-    error = _read(found, text)._replace(torn=found is None and text.startswith("{"))
-    return error._replace(meaning="quota") if status == 402 else error
+    fault = _read(found, text)
+    if status == 402:
+        return fault._replace(kind="quota")
+    if found is None and text.startswith("{"):
+        return Fault("bad reply", f"an incomplete error: {fault.reason}")
+    return fault
 
 
 def _json(text: str) -> object:
@@ -246,16 +271,16 @@ def _json(text: str) -> object:
     return found
 
 
-def _read(found: object, text: str, depth: int = 0) -> ServerError:
+def _read(found: object, text: str, depth: int = 0) -> Fault:
     # Gemini's body is a list with one object.
     body = found[0] if isinstance(found, list) and len(found) == 1 else found
     if not isinstance(body, dict):
-        return ServerError(one_line(text), *_stated(text))
+        return _stated(text, text)
     error = body["error"] if isinstance(body.get("error"), dict) else body
     message = next((said for key in ("message", "error") if isinstance(said := error.get(key), str)), "")
-    read = ServerError(one_line(message or text), *_stated(message))
-    if depth < _DEPTH and not read.meaning and (inner := _upstream(message)):
-        read = _read(_json(inner), inner, depth + 1)._replace(message=read.message)
+    read = _stated(message, message or text)
+    if depth < _DEPTH and read.kind == "refused" and (inner := _upstream(message)):
+        read = _read(_json(inner), inner, depth + 1)._replace(reason=read.reason)
     return _structured(error, read)
 
 
@@ -267,33 +292,34 @@ def _upstream(message: str) -> str:
     return wrapped["inner"].strip() if wrapped else ""
 
 
-def _stated(message: str) -> tuple[Meaning, int | None, int | None, int | None, tuple[str, ...]]:
-    """Return the meaning of a message that is a sentence of a named server, with its numbers and parameters."""
+def _stated(message: str, shown: str) -> Fault:
+    """Return the fault that a message states, if it is a sentence of a named server; its reason is ``shown``."""
     said = " ".join(message[:_READ_CHARS].split())
     for row in _DIALECTS:
         if found := re.fullmatch(row.sentence, said):
             groups = {"params": ""} | {name: text for name, text in found.groupdict().items() if text}
             window, prompt, limit = (_count(groups.get(name)) for name in ("window", "prompt", "limit"))
-            return row.meaning, window, prompt, limit, row.params or tuple(re.findall(r"\w+", groups["params"]))
-    return "", None, None, None, ()
+            params = row.params or tuple(re.findall(r"\w+", groups["params"]))
+            return Fault(row.kind, one_line(shown), window=window, prompt=prompt, limit=limit, params=params)
+    return Fault("refused", one_line(shown))
 
 
-def _structured(error: JSONObject, read: ServerError) -> ServerError:
-    """Return an error with the meaning that its fields state; what its message states completes it."""
+def _structured(error: JSONObject, read: Fault) -> Fault:
+    """Return an error with the kind that its fields state; what its message states completes it."""
     code, kind, param = (str(error.get(key) or "") for key in ("code", "type", "param"))
     if "insufficient_quota" in (code, kind):
-        return read._replace(meaning="quota")
+        return read._replace(kind="quota")
     if kind == "exceed_context_size_error":
         # llama.cpp, alone or in Ollama.
         return read._replace(
-            meaning="too long", window=_count(error.get("n_ctx")), prompt=_count(error.get("n_prompt_tokens"))
+            kind="too long", window=_count(error.get("n_ctx")), prompt=_count(error.get("n_prompt_tokens"))
         )
     if code == "context_length_exceeded":
-        return read._replace(meaning="too long")
+        return read._replace(kind="too long")
     params = (param,) if param else tuple(_located(error))
-    if read.meaning or not params:
+    if read.kind != "refused" or not params:
         return read
-    return read._replace(meaning="parameter", params=params)
+    return read._replace(kind="parameter", params=params)
 
 
 def _located(error: JSONObject) -> Iterator[str]:

@@ -27,6 +27,7 @@ import numpy as np
 from mas_gym.errors import DataError, DataNotFoundError, PolicyError, StoreError, need
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.internal.parquet_rows import parquet_batches
 from mas_gym.internal.whole_files import whole_file
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, TokenTrace
 from mas_gym.policies.batch_queue import as_policy
@@ -43,6 +44,8 @@ def traces_folder(store: str | Path) -> Path:
 
 
 _STREAM, _TABLE = ".arrows", ".parquet"
+_FILE = 2**28
+"""Decoded size in bytes at which another file is begun, so that every file can be read."""
 
 
 def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> AsyncPolicy:
@@ -67,6 +70,7 @@ class _Log:
         self._policy, self._folder = policy, folder
         self._digest: str | None = None
         self._stem: Path | None = None
+        self._size = 0
         self._stream: tuple[pa.OSFile, pa.RecordBatchStreamWriter] | None = None
 
     def add(self, request: SamplingRequest, reply: SamplingReply) -> None:
@@ -86,8 +90,12 @@ class _Log:
             if self._stream is None:
                 self._stream = self._open()
             file, writer = self._stream
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_schema()))
+            batch = pa.RecordBatch.from_pylist(rows, schema=_schema())
+            writer.write_batch(batch)
             file.flush()
+            self._size += batch.nbytes
+            if self._size > _FILE:
+                self.close()
         except OSError as error:
             raise StoreError(
                 f"cannot write token traces to {self._folder}: {error}; make it writable or free some space"
@@ -122,14 +130,14 @@ class _Log:
         return file, pa.ipc.new_stream(file, _schema(), options=options)
 
     def close(self) -> None:
-        """Turn the stream into a Parquet file; the next trace opens another stream."""
+        """Turn the stream into a Parquet file; the next trace opens another stream. Raises `StoreError`."""
         if self._stream is None:
             return
         from pyarrow import parquet
 
         for one in reversed(self._stream):
             one.close()
-        self._stream = None
+        self._stream, self._size = None, 0
         stream, table = (Path(f"{self._stem}{end}") for end in (_STREAM, _TABLE))
         if not stream.exists():
             # The folder was deleted before the policy was.
@@ -195,13 +203,13 @@ class Traces:
 
     Raises:
         DataNotFoundError: The folder contains no traces.
-        DataError: A file is damaged or has a different schema.
+        DataError: A file is damaged, too large or of a different schema.
         MissingDependencyError: pyarrow is not installed.
     """
 
     def __init__(self, folder: str | Path, policy: str | None = None) -> None:
         pa = need("pyarrow", "token traces", "data")
-        from pyarrow import compute, parquet
+        from pyarrow import compute
 
         folder = Path(folder)
         stems = {path.with_suffix("") for end in (_STREAM, _TABLE) for path in folder.glob(f"*{end}")}
@@ -209,9 +217,12 @@ class Traces:
         for stem in sorted(stems):
             file = stem.with_suffix(_TABLE)
             try:
-                table = parquet.read_table(file) if file.exists() else _read_stream(stem.with_suffix(_STREAM))
-            except (OSError, pa.ArrowInvalid) as error:
-                raise DataError(f"{stem}: expected token traces, got a damaged file: {error}") from error
+                if file.exists():
+                    table = pa.Table.from_batches(parquet_batches(file))
+                else:
+                    table = _read_stream(stem.with_suffix(_STREAM))
+            except OSError as error:
+                raise DataError(f"{stem}: expected readable token traces, got: {error}") from error
             if (table.schema.metadata or {}).get(b"mas_gym") != _schema().metadata[b"mas_gym"]:
                 raise DataError(f"{stem}: expected token traces of schema {SCHEMA}, got other metadata")
             # Parquet uses different names for the elements of lists.

@@ -39,11 +39,7 @@ class Price:
 
 
 def check_price(name: str, number: object) -> None:
-    """Check that a price is a finite number of at least 0.
-
-    Raises:
-        ConfigError: The price is invalid.
-    """
+    """Check that a price is a finite number of at least 0. Raises `ConfigError` otherwise."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
         raise ConfigError(f"{name}: expected a price of at least 0, got {shown(number)}")
 

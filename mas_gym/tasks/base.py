@@ -194,11 +194,7 @@ class Task(Sequence[Problem], ABC):
         raise unknown_problem(self, problem_id)
 
     def graded_by(self, grader: Grader) -> Task:
-        """Return the same task with another grader.
-
-        Raises:
-            ConfigError: The task does not support other graders.
-        """
+        """Return the same task with another grader. Raises `ConfigError` if the task does not support this."""
         raise ConfigError(
             f"task {self.name!r} supports no other grader; leave out grader, or derive the task from ProblemSequence"
         )

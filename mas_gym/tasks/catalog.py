@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown, whole_number
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDependencyError, shown, whole_number
 from mas_gym.internal.suggestions import choice
 from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS, SPLITS, Grader, GradingMode, Problem, Task, as_task
@@ -368,7 +368,10 @@ def _partitions(name: str, benchmark: Benchmark, wanted: str, place: Path | None
     """Read the wanted partition, or all partitions if the dataset is to be split here."""
     if place is None:
         part = "train" if benchmark.whole else wanted
-        return {part: read_hub(benchmark.hub, part, name)}
+        try:
+            return read_hub(benchmark.hub, [part])
+        except (DataNotFoundError, MissingDependencyError) as error:
+            raise type(error)(three_ways(name, str(error))) from error
     if place.is_file():
         rows = read_file(place, name)
         # A file of the whole dataset is not one of its splits.

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mas_gym.errors import DataError, need, shown
+from mas_gym.internal.parquet_rows import parquet_rows
 from mas_gym.tasks.data_rows import BadRow, RawRow
 from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
-from mas_gym.tasks.parquet_rows import parquet_rows
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(

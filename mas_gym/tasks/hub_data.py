@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
-from mas_gym.errors import DataNotFoundError, MissingDependencyError, shown
+from mas_gym.errors import DataNotFoundError, need, shown
 from mas_gym.tasks.data_rows import RawRow
-from mas_gym.tasks.files import three_ways
 
 PROBE_SECONDS = 4.0
 
@@ -25,31 +25,36 @@ class Hub(NamedTuple):
     revision: str | None = None
 
 
-def read_hub(hub: Hub, partition: str, name: str) -> list[RawRow]:
-    """Read a partition from the hub, or from its cache if the hub cannot be reached.
+def read_hub(hub: Hub, partitions: Collection[str]) -> dict[str, list[RawRow]]:
+    """Read those of the partitions that the hub, or its cache if the hub cannot be reached, has.
 
     Raises:
-        DataNotFoundError: The hub is unreachable and the data is not cached; raised within seconds.
+        DataNotFoundError: There is none of them; raised within seconds if the hub is unreachable.
         MissingDependencyError: The datasets library is not installed.
     """
-    try:
-        import datasets
-    except ImportError:
-        why = "loading from the hub needs the package datasets, which is not installed"
-        raise MissingDependencyError(three_ways(name, why)) from None
+    datasets = need("datasets", f"{hub.path}: loading a data set from the hub", "data")
     before = datasets.config.HF_HUB_OFFLINE
     offline = before or not _reachable(datasets.config.HF_ENDPOINT)
-    config, split = (partition, "train") if hub.config == "*" else (hub.config, partition)
+    found: dict[str, list[RawRow]] = {}
+    faults: list[Exception] = []
     datasets.config.HF_HUB_OFFLINE = offline
     try:
-        rows = datasets.load_dataset(hub.path, config, split=split, revision=hub.revision)
-    except Exception as error:
-        state = "cannot be reached, and its cache does not contain" if offline else "did not return"
-        why = f"the hub {state} {hub.path!r}, split {partition!r} ({type(error).__name__}: {shown(str(error))})"
-        raise DataNotFoundError(three_ways(name, why)) from error
+        for partition in partitions:
+            config, split = (partition, "train") if hub.config == "*" else (hub.config, partition)
+            try:
+                rows = datasets.load_dataset(hub.path, config, split=split, revision=hub.revision)
+            except Exception as error:
+                faults.append(error)
+            else:
+                place = f"{hub.path}/{partition}"
+                found[partition] = [RawRow(f"{place}: row {number}", dict(row)) for number, row in enumerate(rows)]
     finally:
         datasets.config.HF_HUB_OFFLINE = before
-    return [RawRow(f"{hub.path}/{partition}: row {number}", dict(row)) for number, row in enumerate(rows)]
+    if not found:
+        state = "cannot be reached, and its cache does not contain" if offline else "did not return"
+        fault = f"{type(faults[0]).__name__}: {shown(str(faults[0]))}"
+        raise DataNotFoundError(f"the hub {state} {hub.path!r}, split {', '.join(partitions)} ({fault})")
+    return found
 
 
 def _reachable(endpoint: str) -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, shown
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.internal.suggestions import choice, refuse_unknown
 from mas_gym.systems.conditions import matcher
@@ -227,23 +227,15 @@ def _read(source: str, place: Path | None) -> tuple[dict[str, list[RawRow]], boo
 
 def _read_hub(source: str) -> tuple[dict[str, list[RawRow]], bool]:
     path, _, config = source.partition(":")
-    parts: dict[str, list[RawRow]] = {}
-    missing: MASGymError | None = None
-    for split, partition in _PARTITIONS.items():
-        try:
-            parts[split] = read_hub(Hub(path, config or None), partition, source)
-        except DataNotFoundError as error:
-            missing = missing or error
-            if "cannot be reached" in str(error):
-                break
-    if missing is not None and not parts:
-        why = str(missing).partition(". Three ways")[0]
+    try:
+        found = read_hub(Hub(path, config or None), _PARTITIONS.values())
+    except DataNotFoundError as error:
         raise DataNotFoundError(
-            f"{why}, and there is no local file with this name; check the path or id, or connect to the internet"
-        )
-    if list(parts) == ["train"]:
-        return {"": parts["train"]}, True
-    return parts, False
+            f"no data for task {source!r}: {error}, and there is no local file with this name; check the path or id, "
+            "or connect to the internet"
+        ) from error
+    parts = {split: found[partition] for split, partition in _PARTITIONS.items() if partition in found}
+    return ({"": parts["train"]}, True) if list(parts) == ["train"] else (parts, False)
 
 
 def _completed(source: str, first: RawRow, columns: Columns) -> Columns:

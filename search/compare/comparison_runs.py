@@ -11,7 +11,7 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.policies.batch_queue import as_policy
-from mas_gym.policies.shared_samples import SharedSamples
+from mas_gym.policies.cache import SharedSamples
 from search.critic_registry import load_critic
 from search.engine.run import Run
 from search.plan import Plan

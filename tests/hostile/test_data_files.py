@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
-from mas_gym.tasks import TASK_NAMES, json_rows, load_task, parquet_rows
+from mas_gym.internal import parquet_rows
+from mas_gym.tasks import TASK_NAMES, json_rows, load_task
 from mas_gym.tasks.catalog import BENCHMARKS
 
 GOOD = {

@@ -158,7 +158,7 @@ def test_wrong_code_fails_with_a_reason(what: str, sandbox: Sandbox) -> None:
     code, tests, complaint = WRONG[what]
     limits = Limits(seconds=PATIENT, memory_bytes=1 << 28, sandbox=sandbox)
     verdict = run_tests(code, tests, limits)
-    assert not verdict.passed and complaint in verdict.reason
+    assert not verdict.correct and complaint in verdict.reason
 
 
 # ------------------------------------------------------------------ forged results
@@ -235,12 +235,12 @@ FORGERIES = {
 @pytest.mark.parametrize("what", FORGERIES)
 def test_forged_result_fails(what: str) -> None:
     for tests in FORGED_TESTS:
-        assert not run_tests(FORGERIES[what], tests, Limits(seconds=PATIENT, sandbox="none")).passed, tests
+        assert not run_tests(FORGERIES[what], tests, Limits(seconds=PATIENT, sandbox="none")).correct, tests
 
 
 @pytest.mark.parametrize("tests", FORGED_TESTS)
 def test_honest_result_passes_the_tests_that_forgeries_fail(tests: str) -> None:
-    assert run_tests("def f(x): return 2 * x", tests, Limits(seconds=PATIENT, sandbox="none")).passed
+    assert run_tests("def f(x): return 2 * x", tests, Limits(seconds=PATIENT, sandbox="none")).correct
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_tests_that_run_no_test_fail(tests: str) -> None:
 
 def test_unit_test_that_its_decorator_skips_does_not_fail_the_others() -> None:
     tests = UNIT.replace("unittest.main()", "    @unittest.skip('')\n    def test_g(self): g()\nunittest.main()")
-    assert run_tests("def f(x): return 2 * x", tests, Limits(seconds=PATIENT, sandbox="none")).passed
+    assert run_tests("def f(x): return 2 * x", tests, Limits(seconds=PATIENT, sandbox="none")).correct
 
 
 VALUES = [
@@ -282,8 +282,8 @@ VALUES = [
 @pytest.mark.parametrize(("right", "wrong"), VALUES)
 def test_tests_of_values_pass_and_fail_as_in_python(right: str, wrong: str) -> None:
     limits = Limits(seconds=PATIENT, sandbox="none")
-    assert run_tests("def f(x): return x + x", right, limits) == (True, "tests passed")
-    assert not run_tests("def f(x): return x + x", wrong, limits).passed
+    assert run_tests("def f(x): return x + x", right, limits).reason == "tests passed"
+    assert not run_tests("def f(x): return x + x", wrong, limits).correct
 
 
 @both
@@ -304,7 +304,7 @@ def test_endless_code_times_out(code: str, sandbox: Sandbox) -> None:
 def test_forged_reports_are_ignored(sandbox: Sandbox) -> None:
     line = json.dumps({"token": "x", "value": "1", "reason": None}) + "\n"
     code = f"import os\nfor n in range(3, 9):\n  try: os.write(n, {line.encode()!r})\n  except OSError: pass"
-    assert not run_tests(code, "assert 1 / 1 == 1\nassert 1 / 0 == 1", Limits(seconds=PATIENT, sandbox=sandbox)).passed
+    assert not run_tests(code, "assert 1 / 1 == 1\nassert 1 / 0 == 1", Limits(seconds=PATIENT, sandbox=sandbox)).correct
 
 
 @both
@@ -317,7 +317,7 @@ def test_limits_are_enforced_and_excess_cpu_time_is_a_timeout(sandbox: Sandbox) 
         "assert [limit(name) for name in ('CPU', 'AS', 'FSIZE', 'CORE')] == "
         f"[(61, 62), ({1 << 29}, {1 << 29}), ({1 << 16}, {1 << 16}), (0, 0)]\nassert 256 <= limit('NPROC')[1] < 100_000"
     )
-    assert run_tests(code, tests, limits).passed
+    assert run_tests(code, tests, limits).correct
     assert run_tests(code, "os.kill(os.getpid(), signal.SIGXCPU)", limits).reason == "timed out"
 
 
@@ -333,7 +333,7 @@ def test_error_is_one_escaped_line_of_bounded_length(sandbox: Sandbox) -> None:
 def test_code_inherits_no_environment(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     limits = Limits(seconds=PATIENT, sandbox=sandbox)
-    assert run_tests("import os", "assert 'OPENAI_API_KEY' not in os.environ", limits).passed
+    assert run_tests("import os", "assert 'OPENAI_API_KEY' not in os.environ", limits).correct
 
 
 # ------------------------------------------------------------------ the walls
@@ -355,7 +355,7 @@ def test_code_cannot_start_processes(code: str) -> None:
 )
 def test_code_cannot_open_sockets_other_than_local_pairs(code: str) -> None:
     tests = "import socket\na, b = socket.socketpair()\na.send(b'x')\nassert b.recv(1) == b'x'"
-    assert run_tests("", tests, Limits(seconds=PATIENT)).passed
+    assert run_tests("", tests, Limits(seconds=PATIENT)).correct
     assert "PermissionError" in run_tests(f"import socket\n{code}", ANY, Limits(seconds=PATIENT)).reason
 
 

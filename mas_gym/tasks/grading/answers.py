@@ -40,28 +40,9 @@ from mas_gym.tasks.grading.texts import accepted_texts, matches, normalize_text,
 
 
 def check_mode(mode: str) -> GradingMode:
-    """Return the mode if it exists.
-
-    Raises:
-        ConfigError: The mode does not exist.
-    """
+    """Return the mode if it exists. Raises `ConfigError` otherwise."""
     choice("grading", mode, GRADING_MODES)
     return mode  # type: ignore[return-value]
-
-
-def _grade_words(problem: Problem, text: str) -> Grade:
-    answer = extract_answer(problem, text)
-    if answer is None:
-        return Grade(False, None, "no answer found")
-    if problem.kind == "regex":
-        span = read_text(after_reasoning(text))
-        equal = span is not None and matches(problem.answer, span)
-    else:
-        equal = answer in map(normalize_text, accepted_texts(problem.answer))
-    return Grade(equal, answer, "equal" if equal else "different")
-
-
-# ----------------------------------------------------------------- grading
 
 
 def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict", decimal: Decimal = ".") -> str | None:
@@ -154,19 +135,28 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict", decimal: De
         MissingDependencyError: The comparison needs math-verify, which is not installed.
         ConfigError: The kind is ``"code"`` or ``"judge"``, which need a `KindGrader`.
     """
-    if problem.kind in ("text", "regex"):
-        return _grade_words(problem, text)
     if problem.kind in ("code", "judge"):
         raise ConfigError(f"problem {problem.id!r}: {NEEDS[problem.kind]}")
     answer = extract_answer(problem, text, mode, decimal)
     if answer is None:
         return Grade(False, None, "no answer found")
-    if problem.kind == "formula":
-        verdict = compare_formulas(problem.answer, answer)
-    elif problem.kind == "number" and mode == "strict":
-        verdict = "equal" if same_number(problem.answer, answer, decimal) else "different"
+    kind, reference = problem.kind, problem.answer
+    if kind == "formula":
+        verdict = compare_formulas(reference, answer)
+    elif kind == "expression" and mode == "strict":
+        verdict = compare_expressions(reference, answer)
     else:
-        verdict = compare_expressions(problem.answer, answer, problem.kind, mode)
+        if kind == "text":
+            equal = answer in map(normalize_text, accepted_texts(reference))
+        elif kind == "regex":
+            equal = matches(reference, read_text(after_reasoning(text)) or "")
+        elif mode == "paper":
+            equal = paper_rules.same(reference, answer, kind)
+        elif kind == "choice":
+            equal = reference.strip().casefold() == answer.casefold()
+        else:
+            equal = same_number(reference, answer, decimal)
+        verdict = "equal" if equal else "different"
     return Grade(verdict == "equal", answer, verdict)
 
 
@@ -213,8 +203,7 @@ class KindGrader:
             code = extract_answer(problem, text)
             if code is None:
                 return Grade(False, None, "no answer found")
-            verdict = run_tests(code, problem.answer, self.limits)
-            return Grade(verdict.passed, code, verdict.reason)
+            return run_tests(code, problem.answer, self.limits)
         return grade(problem, text, self.mode, self.decimal)
 
 

@@ -29,7 +29,7 @@ from mas_gym.errors import ConfigError, MASGymError, UserCodeError, shown
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.user_files import error_with_line
-from mas_gym.internal.workers import LineProcess, serve_lines
+from mas_gym.internal.workers import LineProcess
 from mas_gym.plugins import Registry
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
 from mas_gym.tasks.grading.answers import KindGrader
@@ -119,7 +119,7 @@ class FileGrader(CustomGrader):
         self._identity = identity_of(_function(self.spec))
         if digest not in (None, digest_of(self._identity)):
             raise ConfigError(f"grader {spec!r}: its code has changed since the task was pickled; load the task again")
-        self._worker = LineProcess("mas_gym.tasks.grading.graders:serve", self.spec)
+        self._worker = LineProcess("mas_gym.tasks.grading.graders:_prepare", self.spec)
 
     def identity(self) -> object:
         """Return the identities of the code (its source) and of the base grader."""
@@ -219,12 +219,8 @@ def _name(function: Function) -> str:
     return function.__qualname__ if isinstance(function, FunctionType) else type(function).__name__
 
 
-def serve() -> None:
-    """Serve as the worker process of a `FileGrader` until the input ends."""
-    serve_lines(_prepare)
-
-
 def _prepare() -> Callable[[JSONObject], JSONObject]:
+    """Return the function that grades in the worker process of a `FileGrader`."""
     spec = sys.argv[1]
     function = _function(spec)
 

@@ -36,12 +36,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, cast, get_args
+from typing import IO, Literal, cast, get_args
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.process_groups import guard, kill
 from mas_gym.internal.suggestions import choice
 from mas_gym.internal.text import one_line
+from mas_gym.tasks.base import Grade
 from mas_gym.tasks.grading.syscalls import seccomp_program, supported
 from mas_gym.tasks.grading.value_tests import Value, steps_of
 
@@ -86,20 +87,7 @@ class Limits:
     sandbox: Sandbox = "bubblewrap"
 
 
-class CodeResult(NamedTuple):
-    """The result of running code against its tests.
-
-    Attributes:
-        passed: Whether the code and all tests ran to completion.
-        reason: ``"tests passed"``, ``"timed out"``, ``"too complex"``, or ``"tests failed: "`` and the error in one
-            line of at most 200 characters.
-    """
-
-    passed: bool
-    reason: str
-
-
-def run_tests(code: str, tests: str, limits: Limits = Limits()) -> CodeResult:
+def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Grade:
     """Run code and then its tests; both are Python in one module ``__main__``, as in ``python file.py``.
 
     Args:
@@ -108,36 +96,41 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> CodeResult:
             ``unittest.main()``.
         limits: Limits of the run.
 
+    Returns:
+        The grade. Its reason is ``"tests passed"``, ``"timed out"``, ``"too complex"``, or ``"tests failed: "`` and the
+        error in one line of at most 200 characters.
+
     Raises:
         ConfigError: The sandbox cannot be set up.
     """
     if max(len(code), len(tests)) > MAX_CHARS:
-        return CodeResult(False, "too complex")
+        return Grade(False, code, "too complex")
     try:
         steps = steps_of(tests)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        return _failed(f"{type(error).__name__} in the tests: {error}")
+        return _failed(code, f"{type(error).__name__} in the tests: {error}")
     cases = [case for step in steps for case in step.cases]
     must_fail = _MUST_FAIL if any(step.holds is None for step in steps) else ()
     found, late = _run(code, [*cases, *must_fail], limits)
     if late:
-        return CodeResult(False, _LATE)
+        return Grade(False, code, _LATE)
     results = iter(found)
     for step in steps:
         values = []
         for _, (value, reason) in zip(step.cases, results, strict=False):
             if reason is not None:
-                return _failed("the process ended before its tests did" if reason == _NOT_REACHED else reason)
+                return _failed(code, "the process ended before its tests did" if reason == _NOT_REACHED else reason)
             values.append(value)
         if step.holds is not None and not _holds(step.holds, values):
-            return _failed("; ".join(f"{case} is {value}" for case, value in zip(step.cases, values, strict=True)))
+            wrong = (f"{case} is {value}" for case, value in zip(step.cases, values, strict=True))
+            return _failed(code, "; ".join(wrong))
     if not all((reason or "").startswith("AssertionError") for _, reason in results):
-        return _failed("the code passes tests that must fail")
-    return CodeResult(True, "tests passed") if steps else _failed("no test ran")
+        return _failed(code, "the code passes tests that must fail")
+    return Grade(True, code, "tests passed") if steps else _failed(code, "no test ran")
 
 
-def _failed(reason: str) -> CodeResult:
-    return CodeResult(False, f"tests failed: {one_line(reason[:_SHOWN])[:_SHOWN]}")
+def _failed(code: str, reason: str) -> Grade:
+    return Grade(False, code, f"tests failed: {one_line(reason[:_SHOWN])[:_SHOWN]}")
 
 
 def _holds(holds: Value, values: list[str | None]) -> bool:

@@ -7,7 +7,7 @@ and the parent kills it if it does not reply in time. Expressions that are clear
 large are not sent to the worker. No text is evaluated: math-verify parses LaTeX with a
 grammar.
 
-The worker (`serve`) replies to each pair ``[reference, answer]`` with the verdict.
+The worker (`_prepare`) replies to each pair ``[reference, answer]`` with the verdict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from mas_gym.errors import MissingDependencyError
-from mas_gym.internal.workers import LineProcess, serve_lines
+from mas_gym.internal.workers import LineProcess
 
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
 
@@ -54,11 +54,7 @@ _POWER = re.compile(r"\^(?:\{(?P<group>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}|(?P<on
 
 
 def require_math() -> None:
-    """Check that the symbolic engine is installed.
-
-    Raises:
-        MissingDependencyError: The engine is not installed.
-    """
+    """Check that the symbolic engine is installed. Raises `MissingDependencyError` otherwise."""
     if find_spec("math_verify") is None:
         raise MissingDependencyError(
             "comparing mathematical expressions needs the package math-verify, which is not installed; "
@@ -124,7 +120,7 @@ def equal_by_meaning(reference: str, answer: str) -> SymbolicVerdict:
     return verdict
 
 
-_worker = LineProcess("mas_gym.tasks.grading.symbolic:serve", quiet=True)
+_worker = LineProcess("mas_gym.tasks.grading.symbolic:_prepare", quiet=True)
 
 
 # ------------------------------------------------------------------ the worker process
@@ -136,11 +132,6 @@ class _OutOfTimeError(BaseException):
 
 def _out_of_time(number: int, frame: object) -> None:
     raise _OutOfTimeError
-
-
-def serve() -> None:
-    """Serve as the worker process until the input ends."""
-    serve_lines(_prepare)
 
 
 def _prepare() -> Callable[[list[str]], SymbolicVerdict]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,23 @@ _BATCH = 64
 """Rows decoded at once: a file may repeat one long text without storing it again."""
 _ROW = 256
 """Least memory of a row, in bytes: Parquet stores any number of equal values in a few bytes."""
-_VALUE = 64
-"""Memory of an item of a list, in bytes, for the same reason."""
+_ITEM = 64
+"""Memory of an item of a list as a Python object, in bytes, for the same reason."""
 
 
 def parquet_rows(path: Path) -> Iterator[JSONObject]:
-    """Yield the rows of a Parquet file.
+    """Yield the rows of a Parquet file. Raises as `parquet_batches` does."""
+    with _explained(path):
+        for batch in parquet_batches(path, _ITEM):
+            yield from batch.to_pylist()
+
+
+def parquet_batches(path: Path, item: int = 0) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows of a Parquet file in batches, with the file's metadata.
+
+    Args:
+        path: The file.
+        item: Memory of an item of a list, in bytes, beside Arrow's.
 
     Raises:
         DataError: It is not a Parquet file, or its decoded rows are larger than `LARGEST`.
@@ -32,18 +44,25 @@ def parquet_rows(path: Path) -> Iterator[JSONObject]:
     arrow = need("pyarrow", f"{path}: reading Parquet", "data")
     parquet = need("pyarrow.parquet", f"{path}: reading Parquet", "data")
     too_large = DataError(f"{path}: expected at most {LARGEST:,} bytes of decoded rows, got more; split the file")
-    try:
-        with parquet.ParquetFile(path) as file:
-            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-            size = _VALUE * sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+    with _explained(path), parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        items = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        size = item * items
+        if max(items, size) > LARGEST:
+            raise too_large
+        for batch in file.iter_batches(_BATCH):
+            columns = [_decoded(path, column) for column in batch.columns]
+            size += sum(column.nbytes for column in columns) + _ROW * batch.num_rows
             if size > LARGEST:
                 raise too_large
-            for batch in file.iter_batches(_BATCH):
-                columns = [_decoded(path, column) for column in batch.columns]
-                size += sum(column.nbytes for column in columns) + _ROW * batch.num_rows
-                if size > LARGEST:
-                    raise too_large
-                yield from arrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+            yield arrow.RecordBatch.from_arrays(columns, batch.schema.names, metadata=batch.schema.metadata)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    arrow = need("pyarrow", f"{path}: reading Parquet", "data")
+    try:
+        yield
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, DataError):
             raise
