@@ -91,7 +91,7 @@ def test_every_planner_returns_answers_from_a_recorded_run(
     plans = list(search.run(spec, recorded=recorded, critic=HashCritic(), seed=1))
     assert len(plans) == len(recorded) and not [plan.error for plan in plans if plan.error]
     for plan in plans:
-        held = recorded.world(next(one for one in recorded if one.id == plan.problem_id))
+        held = recorded.tree(next(one for one in recorded if one.id == plan.problem_id))
         assert plan.usage.agent_calls <= sum(map(len, held.messages.values()))
         assert all(held.grades[c.state.digest].correct == c.correct for c in plan.candidates)
 
@@ -143,16 +143,16 @@ def test_draws_are_uniform_subsets(tmp_path: Path) -> None:
 def test_distinct_messages_are_drawn_once(store: Path) -> None:
     recorded = search.Recorded(store, distinct=True)
     first = next(one for one in recorded if one.question == "Question 0?")
-    world = recorded.world(first)
+    world = recorded.tree(first)
     assert sorted(one.action.text for one in world.at(world.root)) == [f"plan {letter}" for letter in "abcde"]
-    every = search.Recorded(store).world(first)
+    every = search.Recorded(store).tree(first)
     assert Counter(one.action.text for one in every.at(every.root))["plan a"] == 3
 
 
 def test_states_without_terminal_descendants_are_excluded(searched: Path) -> None:
     recorded = search.Recorded(searched)
     [source, *_] = search.open_store(searched).plans()
-    world = recorded.world(recorded[0])
+    world = recorded.tree(recorded[0])
     assert len(world.messages) < sum(not source.tree.is_terminal(node) for node in range(len(source.tree)))
     assert all(world.messages.values())
 
