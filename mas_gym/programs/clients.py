@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import marshal
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import openai
@@ -24,7 +22,7 @@ from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.execution import Execution, L, Origin, given, in_thread
 from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.gateway import Gateway
-from mas_gym.programs.model_calls import AGENT_HEADER, Call, CallError, Reply, reply_to, unstreamed_reply
+from mas_gym.programs.model_calls import AGENT_HEADER, Call, CallError, Reply, parsed_call, reply_to, unstreamed_reply
 
 _PLAIN = {
     *("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "metadata"),
@@ -141,13 +139,8 @@ def _plain(gateway: Gateway, execution: Execution, named: JSONObject) -> Call | 
         return None
     # openai's omitted values, and messages that are objects; httpx raises rejections as openai exceptions.
     with suppress(TypeError, ValueError, CallError):
-        return gateway.read(marshal.dumps(named, 0), headers | node_headers(), partial(_asked, gateway, named))
+        return gateway.fitted(parsed_call(named, headers | node_headers(), gateway.normalize))
     return None
-
-
-def _asked(gateway: Gateway, named: JSONObject) -> JSONObject:
-    # A hook may change its argument, which is JSON.
-    return named if gateway.normalize is None else json.loads(json.dumps(named))
 
 
 def _of_task(execution: Execution | None) -> Origin:

@@ -592,7 +592,8 @@ class Execution:
         step = self._steps.popleft()
         if self._stuck is not None:
             self._late(0.0)
-        self._taken.append(step if step.call is item.call else ScriptStep(item.call, step.text))
+        # Executions share the script's calls, which contain the prompts.
+        self._taken.append(step if step.call is not None else ScriptStep(item.call, step.text))
         item.texts.append(step.text)
         self._answered += 1
         self._stuck = None

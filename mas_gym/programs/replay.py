@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mas_gym.errors import MASGymError, SearchError, need
+from mas_gym.errors import MASGymError, PolicyError, SearchError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, fitted
 from mas_gym.programs.background import CURRENT, track
@@ -38,7 +38,7 @@ from mas_gym.programs.execution import (
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway
 from mas_gym.programs.idle_detection import IdleMonitor
-from mas_gym.programs.model_calls import Call
+from mas_gym.programs.model_calls import Call, CallError
 from mas_gym.programs.program_kinds import Source
 from mas_gym.programs.program_loop import Loop
 from mas_gym.programs.worlds import World
@@ -117,7 +117,7 @@ class Runner(IdleMonitor):
         return ProgramSession(self, question)
 
     def _fitted(self, call: Call) -> Call:
-        """Convert a call for the policy of its agent. Raises `PolicyError` if this would drop a part."""
+        """Convert a call for the policy of its agent. Raises `CallError` if this would drop a part."""
         if self.program.temperature is not None:
             call = replace(call, temperature=self.program.temperature)
         if not call.extra_body or self.policy is None:
@@ -127,7 +127,10 @@ class Runner(IdleMonitor):
         except MASGymError:
             # The search fails with this error when the call is the decision.
             return call
-        messages, extra_body = fitted(self.policy, agent, call.messages, call.extra_body)
+        try:
+            messages, extra_body = fitted(self.policy, agent, call.messages, call.extra_body)
+        except PolicyError as error:
+            raise CallError(str(error)) from None
         return replace(call, messages=messages, extra_body=extra_body)
 
     def close(self) -> None:
