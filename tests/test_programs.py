@@ -551,12 +551,12 @@ def test_open_runner_releases_ended_executions() -> None:
 
     with closing(Program(chained, agents=["Reader", "Solver"]).open()) as runner:
         session = runner.session(question)
-        root = session.first()
-        middle = [session.after(root, text) for text in ("a", "b")]
+        root = session.extend(None).result()
+        middle = [session.extend(root, text).result() for text in ("a", "b")]
         assert left(2) == 2
-        assert [session.after(state, "c").acting for state in middle] == [2, 2]
+        assert [session.extend(state, "c").result().acting for state in middle] == [2, 2]
         assert left(0) == 0
-        session.after(root, "d")
+        session.extend(root, "d").result()
         assert left(1) == 1
         session.close()
         assert left(0) == 0

@@ -12,11 +12,10 @@ import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
-from queue import SimpleQueue
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -323,23 +322,6 @@ class Runner(IdleMonitor):
             self.start(question, *again)
 
 
-Then = Callable[[MASState | Exception], object]
-"""Called with the state that a program has reached, or with the error that prevented it."""
-
-_Key = tuple[bytes, str]
-_ROOT: _Key = b"", ""
-
-
-def _awaited(work: Callable[[Then], None]) -> MASState:
-    """Do work that returns a state through a callback, and wait for the state."""
-    found: SimpleQueue[MASState | Exception] = SimpleQueue()
-    work(found.put)
-    reached = found.get()
-    if isinstance(reached, Exception):
-        raise reached
-    return reached
-
-
 class ProgramSession:
     """The states of one search over a program; the planner's model.
 
@@ -351,7 +333,7 @@ class ProgramSession:
     """
 
     def __init__(self, runner: Runner, question: str) -> None:
-        """Start without states; `begin` runs the program to its first call."""
+        """Start without states; `extend` runs the program."""
         program = runner.program
         self.mas = program.mas
         self._dynamics = Dynamics(self.mas)
@@ -360,7 +342,7 @@ class ProgramSession:
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
         self._paths: dict[bytes, tuple[ScriptStep, ...]] = {}
         self._agents: dict[tuple[str, ...], int] = {}
-        self._next: dict[_Key, MASState | Exception | list[Then]] = {}
+        self._next: dict[tuple[bytes, str], Future[MASState]] = {}
         self._tape = Tape()
         self._running: set[Execution] = set()
         self._lock = threading.RLock()
@@ -379,21 +361,14 @@ class ProgramSession:
             SearchError: The reply was not proposed at this state, so the program has not been run with it.
         """
         found = self._next.get((state.digest, action[0]))
-        if isinstance(found, Exception):
-            raise found
-        if not isinstance(found, MASState):
+        if found is None or not found.done():
             raise SearchError(
                 "expected the action of a Proposal made at this state, got another action; a program's next state is "
                 "known only for proposed replies"
             )
-        return found
+        return found.result()
 
     # ---- running the program
-
-    def begin(self, then: Then) -> None:
-        """Run the program to its first call; ``then`` receives the initial state or a `ProgramError`, on any thread."""
-        if self._asked(_ROOT, then):
-            self._start(Script(), None, "")
 
     def call(self, state: MASState) -> Call:
         """Return the call that is the decision at a state of this session."""
@@ -407,67 +382,55 @@ class ProgramSession:
         """
         if state.digest in self._waiting or self.is_terminal(state):
             return
-        reached = self.first()
+        reached = self.extend(None).result()
         for link in state.path()[1:]:
-            reached = self.after(reached, link.text)
+            reached = self.extend(reached, link.text).result()
         if reached != state:
             raise DivergenceError(
                 "the program no longer reaches this state: on replay it calls different agents or ends early"
             )
 
-    def first(self) -> MASState:
-        """Run the program to its first call, and wait. Raises the errors of `begin`."""
-        return _awaited(self.begin)
-
-    def after(self, state: MASState, text: str) -> MASState:
-        """Give a reply at a state, and wait for the next state. Raises the errors of `extend`."""
-        return _awaited(partial(self.extend, state, text))
-
-    def knows(self, state: MASState, text: str) -> bool:
-        """Whether the state after a reply is known or being computed."""
-        return (state.digest, text) in self._next
-
-    def extend(self, state: MASState, text: str, then: Then) -> None:
-        """Give a reply at a state and run the program to its next decision.
+    def extend(self, state: MASState | None, text: str = "") -> Future[MASState]:
+        """Give a reply at a state and run the program to its next decision, unless this has already begun.
 
         Args:
-            state: The state.
+            state: The state; None starts the program and runs it to its first call.
             text: The reply.
-            then: Called on any thread with the next state, or with a `DivergenceError` if the program makes a
-                different call on replay.
+
+        Returns:
+            The next state. Its error is a `ProgramError` if the program ends before its first call, and a
+            `DivergenceError` if it makes a different call on replay.
         """
-        if not self._asked((state.digest, text), then):
-            return
-        parked = self._runner.unpark(id(self), state.digest)
+        digest = b"" if state is None else state.digest
+        with self._lock:
+            known = self._next.get((digest, text))
+            if known is not None:
+                return known
+            arrived = self._next[digest, text] = Future[MASState]()
+        # One of the searches that wait for the state may end without it.
+        arrived.set_running_or_notify_cancel()
+        report = self._reporter(state, text, arrived)
+        parked = self._runner.unpark(id(self), digest)
         if parked is not None:
             self._running.add(parked)
-            if parked.answer(text, self._reporter(state, text)):
-                return
+            if parked.answer(text, report):
+                return arrived
             parked.drop()
-        steps = [*self._path(state), self._step(state, text)]
-        beside = [call.digest for call in self._waiting.get(state.digest, ())[1:]]
-        self._start(Script(steps, beside), state, text)
-
-    def _asked(self, key: _Key, then: Then) -> bool:
-        """Add a callback for a state; return whether the program must be run to reach it."""
+        script = Script()
+        if state is not None:
+            beside = [call.digest for call in self._waiting.get(digest, ())[1:]]
+            script = Script([*self._path(state), self._step(state, text)], beside)
+        try:
+            execution = self._runner.start(self._question, script, report, self._tape)
+        except Exception as error:
+            arrived.set_exception(error)
+            return arrived
         with self._lock:
-            found = self._next.get(key)
-            if found is None:
-                self._next[key] = [then]
-                return True
-            if isinstance(found, list):
-                found.append(then)
-                return False
-        then(found)
-        return False
-
-    def _found(self, state: MASState | None, text: str, found: MASState | Exception) -> None:
-        key = _ROOT if state is None else (state.digest, text)
-        with self._lock:
-            waiting, self._next[key] = self._next[key], found
-        assert isinstance(waiting, list)
-        for then in waiting:
-            then(found)
+            if not arrived.done():
+                self._running.add(execution)
+        if self._closed:
+            execution.drop()
+        return arrived
 
     @property
     def order_varied(self) -> bool:
@@ -496,20 +459,7 @@ class ProgramSession:
         calls = self._waiting.get(state.digest)
         return ScriptStep(calls[0] if calls else None, text)
 
-    def _start(self, script: Script, state: MASState | None, text: str) -> None:
-        key = _ROOT if state is None else (state.digest, text)
-        try:
-            execution = self._runner.start(self._question, script, self._reporter(state, text), self._tape)
-        except Exception as error:
-            self._found(state, text, error)
-            return
-        with self._lock:
-            if isinstance(self._next[key], list):
-                self._running.add(execution)
-        if self._closed:
-            execution.drop()
-
-    def _reporter(self, state: MASState | None, text: str) -> Report:
+    def _reporter(self, state: MASState | None, text: str, arrived: Future[MASState]) -> Report:
         """Return a callback that receives the next step's outcome, parks the execution and passes on the state."""
 
         def report(execution: Execution, outcome: Outcome | Exception) -> None:
@@ -519,14 +469,14 @@ class ProgramSession:
                 reached = self._reached(state, text, outcome)
             except Exception as error:
                 execution.drop()
-                self._found(state, text, error)
+                arrived.set_exception(error)
                 return
             if isinstance(outcome, Waiting):
                 self._runner.park(id(self), reached.digest, execution)
                 if self._closed:
                     self._runner.forget(id(self))
-            # This comes last, so that the execution is already parked when the callbacks run.
-            self._found(state, text, reached)
+            # This comes last, so that the execution is already parked when the search continues.
+            arrived.set_result(reached)
 
         return report
 
