@@ -25,7 +25,7 @@ import gymnasium as gym
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from search_worlds import noise
+from search_worlds import noise, unparked
 
 import mas_gym
 import rewardmodels
@@ -225,7 +225,7 @@ def test_replayed_command_keeps_its_set_iteration_order(tmp_path: Path) -> None:
         "    reply = openai.OpenAI().chat.completions.create(model='m', messages=asked)\n"
         "print(reply.choices[0].message.content)\n"
     )
-    program = Program(f"{sys.executable} {tmp_path / 'command.py'}", agents=["Solver"], parked=0)
+    program = unparked(Program(f"{sys.executable} {tmp_path / 'command.py'}", agents=["Solver"]))
     plan = searched(program, "bon:3", tasks=problems(1))["p0"]
     assert plan.error is None, plan.error
 
@@ -266,7 +266,7 @@ def test_concurrent_calls_have_a_canonical_order() -> None:
     # Zoe, Adam and Mia ask first, and only then again, one after the other.
     assert sorted(said[:3]) == ["Adam", "Mia", "Zoe"] and len(said) == 6
     # However few executions are kept, each state is reached again by replay.
-    assert shapes(searched(Program(gathered, parked=0), "mcts:8,2")) == shapes(plans)
+    assert shapes(searched(unparked(Program(gathered)), "mcts:8,2")) == shapes(plans)
 
 
 def test_calls_in_executor_threads_do_not_block_each_other() -> None:
@@ -415,7 +415,9 @@ def test_program_executions_have_separate_context_variables() -> None:
         return await ask(client, "You are the Solver.", f"again, after {found!r}")
 
     # One at a time, so that each is started when the one before it waits for a reply.
-    plans = searched(Program(solve, agents=["Solver"], running=1, parked=0), "bon:3")
+    program = unparked(Program(solve, agents=["Solver"]))
+    program.source.running = 1
+    plans = searched(program, "bon:3")
     assert all(plan.error is None for plan in plans.values())
     assert shapes(searched(Program(solve, agents=["Solver"]), "bon:3")) == shapes(plans)
 
@@ -713,7 +715,7 @@ def test_program_records_concurrent_tool_results_separately_through_its_base_url
         # Uses with equal arguments are interchangeable.
         return say(say(f"{question} {sorted(entry['result'] for entry in found)}"))
 
-    plan = searched(Program(solve, agents=["Solver"], parked=0), "mcts:6,3", tasks=problems(1))["p0"]
+    plan = searched(unparked(Program(solve, agents=["Solver"])), "mcts:6,3", tasks=problems(1))["p0"]
     assert plan.error is None and len(runs) == uses, plan.error_details
 
 

@@ -61,8 +61,6 @@ class Described(Protocol):
     max_calls: int
     timeout: float
     settle: float
-    parked: int
-    running: int
     temperature: float | None
     world: World | None
 
@@ -175,7 +173,7 @@ class Runner(IdleMonitor):
     def _start_next(self) -> None:
         while True:
             with self._lock:
-                if not self._queue or len(self._busy) >= self.program.running:
+                if not self._queue or len(self._busy) >= self.program.source.running:
                     return
                 execution = self._queue.popleft()
                 dropped = execution.over
@@ -213,7 +211,7 @@ class Runner(IdleMonitor):
         dropped = []
         with self._lock:
             self._parked[session, digest] = execution
-            while len(self._parked) > self.program.parked:
+            while len(self._parked) > self.program.source.parked:
                 dropped.append(self._parked.popitem(last=False)[1])
         for old in dropped:
             old.drop()
