@@ -156,11 +156,12 @@ def test_agents_may_be_named_by_header_by_metadata_or_by_a_mapping() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         first = await ask(client, "Read.", question, extra_headers={"X-MAS-Agent": "A"})
         second = await ask(client, "Read.", first, metadata={"agent": "B"})
-        return await ask(client, "Now, third one, answer.", second)
+        own = client.with_options(default_headers={"X-MAS-Agent": "A"})
+        return await ask(client, "Now, third one, answer.", await ask(own, "Read.", second))
 
     program = Program(solve, agents={"A": "header", "B": "metadata", "C": "third one"})
     plan = searched(program, "single")["p0"]
-    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
+    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 0, 2]
     with pytest.raises(ConfigError, match="got both"):
         Program(solve, agents=["A"], mas="rpsv")
     stranger = searched(Program(solve, agents=["A", "B"]), "single")["p0"]

@@ -391,6 +391,11 @@ class Execution:
         return bool(self._open) and self._parked is None and not self.over
 
     @property
+    def here(self) -> bool:
+        """Whether the caller is on the thread of the shared loop that the program runs on."""
+        return self.place is not None and self.place.here
+
+    @property
     def origins(self) -> list[Origin]:
         """The origins of its open calls."""
         return [item.origin for item in list(self._open)]

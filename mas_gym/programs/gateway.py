@@ -12,7 +12,7 @@ from typing import Any
 
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.dialects import DIALECTS
-from mas_gym.programs.execution import Execution, L, Origin
+from mas_gym.programs.execution import Execution
 from mas_gym.programs.model_calls import Call, CallDialect, CallError, Reply, openai_error, read_call
 from mas_gym.programs.recorded_tools import answer_use
 
@@ -53,26 +53,15 @@ class Gateway:
         return execution
 
     def receive(
-        self,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        origin: Origin,
-        later: Callable[[Execution], L],
-    ) -> Reply | tuple[Call, list[str] | L, Execution]:
-        """Handle a request: reply to it, or pass it to its execution.
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Reply | tuple[Call, Execution]:
+        """Reply to a request, or return the call that it makes and the execution that answers it.
 
         Args:
             method: The HTTP method.
             path: The path, which begins with the execution's token.
             headers: Names in lower case.
             body: The body.
-            origin: How the request arrived.
-            later: Returns the pending reply, which is set when the reply is available.
-
-        Raises:
-            ProgramStopped: The execution is over.
         """
         route, dialect = _route(path)
         try:
@@ -87,10 +76,9 @@ class Gateway:
                 raise CallError(f"expected a request to one of {known}, got {method} /{route[:100]}", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
-            call = self.fitted(read_call(body, headers, self.normalize, dialect))
+            return self.fitted(read_call(body, headers, self.normalize, dialect)), execution
         except CallError as error:
             return refusal(path, error)
-        return call, execution.ask(call, origin, later), execution
 
 
 def refusal(path: str, error: CallError) -> Reply:

@@ -106,10 +106,11 @@ class Server:
             more = message["more_body"]
             if len(body) > MAX_BODY:
                 raise CallError(f"expected a body of at most {MAX_BODY:,} bytes")
-        got = self._gateway.receive(method, path, headers, bytes(body), _origin(headers), in_thread)
+        got = self._gateway.receive(method, path, headers, bytes(body))
         if isinstance(got, Reply):
             return got
-        call, texts, execution = got
+        call, execution = got
+        texts = execution.ask(call, _origin(headers), in_thread)
         if isinstance(texts, Future):
             left = asyncio.ensure_future(receive())
             waits = asyncio.ensure_future(asyncio.wrap_future(texts))

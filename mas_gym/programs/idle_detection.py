@@ -94,7 +94,7 @@ class IdleMonitor(ABC):
             execution.settle()
             return
         self._watched[execution] = _IdleCheck(seconds)
-        if execution.place is None or not execution.place.here or Origin.LOOP in execution.origins:
+        if not execution.here or Origin.LOOP in execution.origins:
             self._poll_soon()
 
     def late(self, seconds: float) -> None:
