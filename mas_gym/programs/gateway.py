@@ -57,11 +57,7 @@ class Gateway:
     ) -> Reply | tuple[Call, Execution]:
         """Reply to a request, or return the call that it makes and the execution that answers it.
 
-        Args:
-            method: The HTTP method.
-            path: The path, which begins with the execution's token.
-            headers: Names in lower case.
-            body: The body.
+        The names of headers are in lower case.
         """
         route, dialect = _route(path)
         try:

@@ -94,7 +94,6 @@ class Runner(IdleMonitor):
         self.gateway = Gateway(program.normalize, self._fitted)
         self._templates: dict[bool, Any] = {}
         self._lock = threading.RLock()
-        self._open: set[Execution] = set()
         self._parked: OrderedDict[tuple[int, bytes], Execution] = OrderedDict()
         self._side: Loop | None = None
         self._server: Server | None = None
@@ -136,7 +135,7 @@ class Runner(IdleMonitor):
             if self._closed:
                 return
             self._closed = True
-            left = list(self._open)
+            left = list(self.gateway.open.values())
             self._parked.clear()
             self._queue.clear()
         for execution in left:
@@ -164,9 +163,8 @@ class Runner(IdleMonitor):
         with self._lock:
             if self._closed:
                 raise SearchError("the program's runner is closed; open a new one with program.open()")
-            self._open.add(execution)
+            self.gateway.open[token] = execution
             self._queue.append(execution)
-        self.gateway.open[execution.token] = execution
         self._start_next()
         return execution
 
@@ -195,11 +193,9 @@ class Runner(IdleMonitor):
         with self._lock:
             self._busy.discard(execution)
             if execution.over:
-                self._open.discard(execution)
+                self.gateway.open.pop(execution.token, None)
                 stop = self._stops.pop(execution, None)
             waits = bool(self._queue)
-        if execution.over:
-            self.gateway.open.pop(execution.token, None)
         if stop is not None:
             stop()
         if waits and self._side is not None:
@@ -278,7 +274,7 @@ class Runner(IdleMonitor):
         """End hung programs. A program's timeout pauses while another program occupies the shared loop."""
         now = monotonic()
         with self._lock:
-            programs, timed = self._programs, [e for e in self._open if e.deadline is not None]
+            programs, timed = self._programs, [e for e in self.gateway.open.values() if e.deadline is not None]
         # No program counts as hung while the process is stopped, as after Ctrl-Z, or has no processor. A program that
         # blocks this thread by holding the interpreter lock does use the processor.
         worked = process_time()
@@ -304,7 +300,7 @@ class Runner(IdleMonitor):
         """Abandon a loop that one program blocks: fail this program, and restart the others on a new loop."""
         culprit = blocked.running
         with self._lock:
-            stranded = [execution for execution in self._open if execution.place is blocked]
+            stranded = [execution for execution in self.gateway.open.values() if execution.place is blocked]
             self._programs = None
         known = any(execution.token == culprit for execution in stranded)
         # Before the loop is closed, because closing it ends every program on it with an error.
