@@ -7,7 +7,6 @@ execution that is parked there, or starts the program again and replays the earl
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import threading
 from collections import OrderedDict, deque
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
-from hashlib import blake2b
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,6 +81,12 @@ class ProgramError(MASGymError, RuntimeError):
     """
 
 
+def no_call(program: str, outcome: Outcome | Exception) -> ProgramError:
+    """Return the error of a program that ends before its first call."""
+    what = f"failed ({outcome.error})" if isinstance(outcome, Failed) else "returned"
+    return ProgramError(f"program {program} {what} before its first model call to the gateway")
+
+
 class Runner(IdleMonitor):
     """Runs one program for many searches; thread-safe."""
 
@@ -106,7 +110,6 @@ class Runner(IdleMonitor):
         self._context.run(CURRENT.set, None)
         track()
         name_nodes()
-        self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
 
     def session(self, question: str) -> ProgramSession:
         """Return the session of one search, which holds its states."""
@@ -152,9 +155,7 @@ class Runner(IdleMonitor):
         """Start the program on a question; ``report`` is called with every outcome, on any thread."""
         tape = Tape() if tape is None else tape
         program = self.program
-        # One system call per runner, because a system call takes longer than a replayed call.
-        secret = blake2b(next(self._numbers).to_bytes(8), key=self._secret, digest_size=32).hexdigest()
-        token, key = secret[:32], secret[32:] if program.source.needs_key else ""
+        token, key = secrets.token_hex(16), secrets.token_hex(16) if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
 
         execution = Execution(self, token, key, question, script, limits, report, tape, program.world)
@@ -334,8 +335,6 @@ class ProgramSession:
         self.max_depth = self._dynamics.max_depth if self.mas.edges else 1
         self._runner, self._program, self._question = runner, program, question
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
-        self._paths: dict[bytes, tuple[ScriptStep, ...]] = {}
-        self._agents: dict[tuple[str, ...], int] = {}
         self._next: dict[tuple[bytes, str], Future[MASState]] = {}
         self._tape = Tape()
         self._running: set[Execution] = set()
@@ -410,10 +409,10 @@ class ProgramSession:
             if parked.answer(text, report):
                 return arrived
             parked.drop()
-        script = Script()
-        if state is not None:
-            beside = [call.digest for call in self._waiting.get(digest, ())[1:]]
-            script = Script([*self._path(state), self._step(state, text)], beside)
+        path = [] if state is None else state.path()
+        replies = zip(path, [*(link.text for link in path), text][1:], strict=True)
+        steps = [ScriptStep(self._waiting.get(link.digest, (None,))[0], reply) for link, reply in replies]
+        script = Script(steps, [call.digest for call in self._waiting.get(digest, ())[1:]])
         try:
             execution = self._runner.start(self._question, script, report, self._tape)
         except Exception as error:
@@ -439,19 +438,6 @@ class ProgramSession:
         for execution in left:
             execution.drop()
         self._runner.forget(id(self))
-
-    def _path(self, state: MASState) -> tuple[ScriptStep, ...]:
-        """Return the replies that lead to a state."""
-        found = self._paths.get(state.digest)
-        if found is None:
-            before = state.parent
-            found = () if before is None else (*self._path(before), self._step(before, state.text))
-            self._paths[state.digest] = found
-        return found
-
-    def _step(self, state: MASState, text: str) -> ScriptStep:
-        calls = self._waiting.get(state.digest)
-        return ScriptStep(calls[0] if calls else None, text)
 
     def _reporter(self, state: MASState | None, text: str, arrived: Future[MASState]) -> Report:
         """Return a callback that receives the next step's outcome, parks the execution and passes on the state."""
@@ -483,36 +469,22 @@ class ProgramSession:
         """
         if isinstance(outcome, Exception):
             raise outcome
-        if state is None:
-            if not isinstance(outcome, Waiting):
-                what = f"failed ({outcome.error})" if isinstance(outcome, Failed) else "returned"
-                raise ProgramError(f"program {self._program.name} {what} before its first model call to the gateway")
-            first = self._dynamics.initial_state(self._question, self._agent(outcome))
-            return self._known(first, outcome)
         if isinstance(outcome, Waiting):
-            return self._known(self._routed(state, text, self._agent(outcome)), outcome)
+            acting = self._program.agent_of(outcome.calls[0])
+            reached = (
+                self._dynamics.initial_state(self._question, acting)
+                if state is None
+                else self._routed(state, text, acting)
+            )
+            self._waiting[reached.digest] = outcome.calls
+            return reached
+        if state is None:
+            raise no_call(self._program.name, outcome)
         if isinstance(outcome, Failed):
             return self._routed(state, text + FAILED + unmarked(outcome.error), self.mas.sink)
         answer = outcome.answer.strip()
         same = answer == text.strip() and self.mas.final_text(text) == text
         return self._routed(state, text if same else text + RETURNED + unmarked(answer), self.mas.sink)
-
-    def _agent(self, outcome: Waiting) -> int:
-        call = outcome.calls[0]
-        # All fields that identify the calling agent.
-        known = (
-            call.agent,
-            call.node,
-            call.model,
-            *(message.content for message in call.messages if message.role == "system"),
-        )
-        if known not in self._agents:
-            self._agents[known] = self._program.agent_of(call)
-        return self._agents[known]
-
-    def _known(self, state: MASState, outcome: Waiting) -> MASState:
-        self._waiting[state.digest] = outcome.calls
-        return state
 
     def _routed(self, state: MASState, text: str, acting: int) -> MASState:
         """Return the successor in which ``acting`` acts, routed along the system's edges if possible."""
