@@ -135,9 +135,8 @@ class _Connection(H11Protocol):
         self.logger, self.access_log = _logger, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Send the head and the body of a reply without waiting for an acknowledgment between them."""
+        """Limit the time until the first request."""
         super().connection_made(transport)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.loop.call_later(HEAD_SECONDS, self._close_unused)
 
     def _close_unused(self) -> None:
