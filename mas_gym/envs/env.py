@@ -118,7 +118,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         on_invalid: Literal["terminate", "retry"] = "terminate",
         max_bytes: int = 65_536,
         max_retries: int = 3,
-        **task_options: object,
+        **task_options: Any,
     ) -> None:
         """Check the arguments and build the spaces; the first reset loads the dataset."""
         self.render_mode = choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))

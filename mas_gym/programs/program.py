@@ -209,9 +209,8 @@ class Program:
 
 def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> Program:
     """Return a program unchanged, or create one from a source; ``FILE.py:NAME`` may also name a `Program`."""
-    if isinstance(source, str) and _is_function(source):
-        found = _named(source)
-        source = found if isinstance(found, Program) else source
+    if isinstance(source, str) and (named := _named(source)) is not None and isinstance(named[0], Program):
+        source = named[0]
     if not isinstance(source, Program):
         return Program(source, **options)
     if options:
@@ -225,32 +224,24 @@ def _again(source: Any, arguments: dict[str, Any]) -> Program:
     return Program(source, **arguments)
 
 
-def _is_function(source: str) -> bool:
+def _named(source: str) -> tuple[Any, str] | None:
+    """Return the function or program that a source names, and its name in reports; None for a command or a URL."""
     spec = PROGRAMS.parse(source)
     # A command may have the same ending: python my.py:x
-    return (" " not in source or Path(spec.file).is_file()) if spec.file else spec.name in PROGRAMS
-
-
-def _named(source: str) -> Any:
-    """Return the function or program that ``FILE.py:NAME`` or a name from a package refers to."""
-    spec = PROGRAMS.parse(source)
+    if not ((" " not in source or Path(spec.file).is_file()) if spec.file else spec.name in PROGRAMS):
+        return None
     if spec.argument or spec.fragment:
         raise ConfigError(f"program {source!r}: expected FILE.py:NAME without settings")
-    return PROGRAMS.find(spec, lambda found: callable(found) or isinstance(found, Program))
-
-
-def _label(source: str) -> str:
-    """Return a program's name in reports: the name of its file."""
-    spec = PROGRAMS.parse(source)
-    return Path(spec.file).stem if spec.file else spec.name
+    found = PROGRAMS.find(spec, lambda found: callable(found) or isinstance(found, Program))
+    return found, Path(spec.file).stem if spec.file else spec.name
 
 
 def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: bool, world: bool) -> Source:
-    spec = source if isinstance(source, str) and _is_function(source) else None
-    if spec is not None or callable(source):
-        function = source if spec is None else _named(spec)
-        inner = FunctionSource(function, _label(spec) if spec else "", world=world)
-        return IsolatedSource(inner, spec) if isolate else inner
+    named = _named(source) if isinstance(source, str) else None
+    if named is not None or callable(source):
+        function, name = named or (source, "")
+        inner = FunctionSource(function, name, world=world)
+        return IsolatedSource(inner, source if named else None) if isolate else inner
     if isolate:
         raise ConfigError(
             f"isolate: expected a function or FILE.py:NAME, got {shown(source)}; a command and a service already run "

@@ -112,12 +112,7 @@ class FunctionSource:
         """Run the function on the loop of programs or on a thread."""
         if self.asynchronous:
             return stage.on_loop(execution, lambda: self._awaited(execution, stage))
-        thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
-        if execution.has_world:
-            # A thread that is never interrupted creates and removes the copy.
-            threading.Thread(target=_in_world, args=(execution, thread), name="mas-gym-world", daemon=True).start()
-        else:
-            thread.start()
+        threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True).start()
         return execution.interrupt.request
 
     def _arguments(self, execution: Execution, stage: Stage) -> dict[str, object]:
@@ -152,6 +147,8 @@ class FunctionSource:
         execution.activity.begin(job)
         execution.observed = True
         try:
+            if not execution.enter():
+                return
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
             with execution.interrupt.allowed():
@@ -159,14 +156,8 @@ class FunctionSource:
             execution.finish(ended(answer))
         except BaseException as error:
             execution.finish(failed(error))
-
-
-def _in_world(execution: Execution, thread: threading.Thread) -> None:
-    """Run a thread with a copy of the program's world."""
-    if execution.enter():
-        thread.start()
-        thread.join()
-    execution.leave()
+        finally:
+            execution.leave()
 
 
 async def entered(execution: Execution) -> bool:
