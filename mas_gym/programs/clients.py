@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import copy_context
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
 from openai.types.chat import ChatCompletion
 
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.execution import Execution, Origin, given, in_thread
+from mas_gym.programs.execution import Execution, Origin, given
 from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.gateway import Gateway
 from mas_gym.programs.model_calls import AGENT_HEADER, Call, CallError, Reply, parsed_call, reply_to, unstreamed_reply
@@ -126,41 +126,16 @@ def _plain(gateway: Gateway, client: Any, named: JSONObject) -> tuple[Call, Exec
 
 async def _awaited(call: Call, execution: Execution) -> list[str]:
     """Return the replies to a call of a task."""
-    texts = execution.ask(call, Origin.CLIENT if execution.here else Origin.HTTP, _Awaited)
-    return await texts.texts() if isinstance(texts, _Awaited) else texts
+    texts = execution.ask(call, Origin.CLIENT if execution.here else Origin.HTTP)
+    if not isinstance(texts, Future):
+        return texts
+    try:
+        return given(await asyncio.wrap_future(texts))
+    except asyncio.CancelledError:
+        execution.withdraw(texts)
+        raise
 
 
 def _waited(call: Call, execution: Execution) -> list[str]:
     """Return the replies to a call of a thread."""
-    return execution.wait_for(execution.ask(call, Origin.LOOP if execution.here else Origin.CLIENT, in_thread))
-
-
-class _Awaited:
-    """A pending reply that a task of the running loop awaits."""
-
-    __slots__ = ("_context", "_execution", "_here", "_soon")
-
-    def __init__(self, execution: Execution) -> None:
-        loop, place = asyncio.get_running_loop(), execution.place
-        self._execution = execution
-        self._here: asyncio.Future[list[str]] = loop.create_future()
-        self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
-        # The loop uses it to find the execution of the reply.
-        self._context = copy_context()
-
-    def set_result(self, texts: list[str]) -> None:
-        """Set the texts; may be called on any thread."""
-        self._context.copy().run(self._soon, _done, self._here, texts)
-
-    async def texts(self) -> list[str]:
-        """Wait for the texts; withdraw the call if its client disconnects. Raises `ProgramStopped`."""
-        try:
-            return given(await self._here)
-        except asyncio.CancelledError:
-            self._execution.withdraw(self)
-            raise
-
-
-def _done(here: asyncio.Future[list[str]], texts: list[str]) -> None:
-    if not here.done():
-        here.set_result(texts)
+    return execution.wait_for(execution.ask(call, Origin.LOOP if execution.here else Origin.CLIENT))

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.execution import Origin, ProgramStopped, given, in_thread
+from mas_gym.programs.execution import Origin, ProgramStopped, given
 from mas_gym.programs.gateway import Gateway, refusal
 from mas_gym.programs.model_calls import CallError, Reply, reply_to
 
@@ -110,7 +110,7 @@ class Server:
         if isinstance(got, Reply):
             return got
         call, execution = got
-        texts = execution.ask(call, _origin(headers), in_thread)
+        texts = execution.ask(call, _origin(headers))
         if isinstance(texts, Future):
             left = asyncio.ensure_future(receive())
             waits = asyncio.ensure_future(asyncio.wrap_future(texts))
