@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
-from search_worlds import HashCritic, noise
+from search_worlds import HashCritic, noise, unparked
 
 import search
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
@@ -192,7 +192,7 @@ def problems(count: int) -> list[Problem]:
 def searched(program: Any, planner: str = "mcts:8,3", count: int = 2, **options: Any) -> dict[str, Any]:
     """Return the answer and the tree of each problem."""
     found = {}
-    made = Program(program, agents=["Solver"], **options)
+    made = program if isinstance(program, Program) else Program(program, agents=["Solver"], **options)
     for plan in search.run(planner, problems(count), program=made, policy=POLICY, critic=HashCritic(), seed=3):
         assert plan.error is None and plan.tree is not None, plan.error_details
         transcripts = tuple(state.transcript for state in plan.tree.states)
@@ -242,7 +242,7 @@ def test_search_gives_the_tree_of_chat_completions_in_each_dialect(solve: Callab
 @pytest.mark.parametrize(("solve", "installed"), CLIENTS, indirect=["installed"])
 def test_branches_are_replayed_exactly_in_each_dialect(solve: Callable[..., Any], installed: None) -> None:
     # No execution is kept, so that each branch replays tool calls with the ids of the first execution.
-    assert searched(solve, parked=0) == expected()
+    assert searched(unparked(Program(solve, agents=["Solver"]))) == expected()
 
 
 @pytest.mark.frameworks

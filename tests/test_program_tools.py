@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback import serving
 from openai import AsyncOpenAI, OpenAI
-from search_worlds import HashCritic, noise
+from search_worlds import HashCritic, noise, unparked
 
 import search
 from mas_gym.envs.wrappers import CandidateChoice
@@ -212,7 +212,7 @@ def test_tool_calls_are_replayed_exactly(program: Any, policy: OpenAIPolicy, bod
     assert any(plan.correct for plan in plans.values())
     assert {state.text for state in states if state.depth == 2} <= {f"I got {n}. Final Answer: {n}" for n in (4, 5, 6)}
     # Nothing is kept, so every branch is a replay, whose tool results name the ids of the first execution.
-    again = searched(Program(program, agents=["Solver"], parked=0), policy, "mcts:8,3")
+    again = searched(unparked(Program(program, agents=["Solver"])), policy, "mcts:8,3")
     assert {key: shape(plan) for key, plan in again.items()} == {key: shape(plan) for key, plan in plans.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import pickle
@@ -25,6 +26,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI, OpenAI
+from search_worlds import unparked
 
 import mas_gym
 import search
@@ -222,10 +224,13 @@ def test_folder_store_is_removed_only_after_its_process_ends(
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert left.exists()
-    later = Folder(repository)
-    assert content(later.restore(later.start)) == content(repository)
-    assert not left.parent.exists() and Path(kept).exists()
+    deadline = time.monotonic() + 20
+    while left.parent.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left.parent.exists() and content(Path(kept)) == content(repository)
+    del living
+    gc.collect()
+    assert not Path(kept).exists()
 
 
 def test_leftover_process_does_not_change_later_folder_copies(repository: Path) -> None:
@@ -321,7 +326,9 @@ def check_logs(plans: list[search.Plan]) -> None:
 def test_program_branches_have_separate_worlds(function: Callable[..., Any], parked: int, repository: Path) -> None:
     folder = Folder(repository)
     before = content(repository)
-    plans = searched(Program(function, agents=["Solver"], world=folder, parked=parked))
+    program = Program(function, agents=["Solver"], world=folder)
+    program.source.parked = parked
+    plans = searched(program)
     check_logs(plans)
     assert sum(len(plan.candidates) for plan in plans) > 6
     assert content(repository) == before
@@ -329,12 +336,13 @@ def test_program_branches_have_separate_worlds(function: Callable[..., Any], par
 
 
 def test_program_results_are_independent_of_the_limits_on_executions(repository: Path) -> None:
-    def found(**limits: int) -> list[tuple[str, ...]]:
-        program = Program(solve, agents=["Solver"], world=Folder(repository), **limits)
+    def found(parked: int, running: int) -> list[tuple[str, ...]]:
+        program = Program(solve, agents=["Solver"], world=Folder(repository))
+        program.source.parked, program.source.running = parked, running
         plans = sorted(searched(program), key=lambda plan: plan.problem_id)
         return [tuple(turn.text for c in plan.candidates for turn in c.state.turns) for plan in plans]
 
-    assert found(parked=0, running=1) == found(parked=256)
+    assert found(parked=0, running=1) == found(parked=256, running=64)
 
 
 @pytest.mark.slow
@@ -348,7 +356,7 @@ def test_program_in_another_process_receives_its_world(isolate: bool, repository
     source: Any = f"{file}:solve" if isolate else f"{sys.executable} {file}"
     options: Any = {"isolate": True} if isolate else {"files": [file]}
     folder = Folder(repository)
-    check_logs(searched(Program(source, agents=["Solver"], world=folder, parked=0, **options), "mcts:2,2"))
+    check_logs(searched(unparked(Program(source, agents=["Solver"], world=folder, **options)), "mcts:2,2"))
     check_released(folder)
 
 
@@ -379,7 +387,7 @@ def test_recorded_tool_is_not_repeated_and_its_changes_to_the_world_are_restored
         return mas_gym.recorded(note_in_world)
 
     runs.clear()
-    [plan, other] = searched(Program(solve, agents=["Solver"], world=Folder(repository), parked=0))
+    [plan, other] = searched(unparked(Program(solve, agents=["Solver"], world=Folder(repository))))
     assert plan.error is None and other.error is None
     for candidate in (*plan.candidates, *other.candidates):
         *_, answer = candidate.state.turns[-1].text.partition(RETURNED)
@@ -462,7 +470,7 @@ def test_search_over_a_program_restores_its_database_world(tmp_path: Path) -> No
         database.execute("CREATE TABLE notes (text TEXT)")
     database.close()
     world = Notes(tmp_path)
-    check_logs(searched(Program(solve_with_table, agents=["Solver"], world=world, parked=0)))
+    check_logs(searched(unparked(Program(solve_with_table, agents=["Solver"], world=world))))
 
 
 def test_service_gives_concurrent_requests_separate_worlds(repository: Path) -> None:

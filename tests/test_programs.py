@@ -25,7 +25,7 @@ import gymnasium as gym
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from search_worlds import noise
+from search_worlds import noise, unparked
 
 import mas_gym
 import rewardmodels
@@ -156,11 +156,12 @@ def test_agents_may_be_named_by_header_by_metadata_or_by_a_mapping() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         first = await ask(client, "Read.", question, extra_headers={"X-MAS-Agent": "A"})
         second = await ask(client, "Read.", first, metadata={"agent": "B"})
-        return await ask(client, "Now, third one, answer.", second)
+        own = client.with_options(default_headers={"X-MAS-Agent": "A"})
+        return await ask(client, "Now, third one, answer.", await ask(own, "Read.", second))
 
     program = Program(solve, agents={"A": "header", "B": "metadata", "C": "third one"})
     plan = searched(program, "single")["p0"]
-    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
+    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 0, 2]
     with pytest.raises(ConfigError, match="got both"):
         Program(solve, agents=["A"], mas="rpsv")
     stranger = searched(Program(solve, agents=["A", "B"]), "single")["p0"]
@@ -225,7 +226,7 @@ def test_replayed_command_keeps_its_set_iteration_order(tmp_path: Path) -> None:
         "    reply = openai.OpenAI().chat.completions.create(model='m', messages=asked)\n"
         "print(reply.choices[0].message.content)\n"
     )
-    program = Program(f"{sys.executable} {tmp_path / 'command.py'}", agents=["Solver"], parked=0)
+    program = unparked(Program(f"{sys.executable} {tmp_path / 'command.py'}", agents=["Solver"]))
     plan = searched(program, "bon:3", tasks=problems(1))["p0"]
     assert plan.error is None, plan.error
 
@@ -266,7 +267,7 @@ def test_concurrent_calls_have_a_canonical_order() -> None:
     # Zoe, Adam and Mia ask first, and only then again, one after the other.
     assert sorted(said[:3]) == ["Adam", "Mia", "Zoe"] and len(said) == 6
     # However few executions are kept, each state is reached again by replay.
-    assert shapes(searched(Program(gathered, parked=0), "mcts:8,2")) == shapes(plans)
+    assert shapes(searched(unparked(Program(gathered)), "mcts:8,2")) == shapes(plans)
 
 
 def test_calls_in_executor_threads_do_not_block_each_other() -> None:
@@ -415,7 +416,9 @@ def test_program_executions_have_separate_context_variables() -> None:
         return await ask(client, "You are the Solver.", f"again, after {found!r}")
 
     # One at a time, so that each is started when the one before it waits for a reply.
-    plans = searched(Program(solve, agents=["Solver"], running=1, parked=0), "bon:3")
+    program = unparked(Program(solve, agents=["Solver"]))
+    program.source.running = 1
+    plans = searched(program, "bon:3")
     assert all(plan.error is None for plan in plans.values())
     assert shapes(searched(Program(solve, agents=["Solver"]), "bon:3")) == shapes(plans)
 
@@ -551,12 +554,12 @@ def test_open_runner_releases_ended_executions() -> None:
 
     with closing(Program(chained, agents=["Reader", "Solver"]).open()) as runner:
         session = runner.session(question)
-        root = session.first()
-        middle = [session.after(root, text) for text in ("a", "b")]
+        root = session.extend(None).result()
+        middle = [session.extend(root, text).result() for text in ("a", "b")]
         assert left(2) == 2
-        assert [session.after(state, "c").acting for state in middle] == [2, 2]
+        assert [session.extend(state, "c").result().acting for state in middle] == [2, 2]
         assert left(0) == 0
-        session.after(root, "d")
+        session.extend(root, "d").result()
         assert left(1) == 1
         session.close()
         assert left(0) == 0
@@ -713,7 +716,7 @@ def test_program_records_concurrent_tool_results_separately_through_its_base_url
         # Uses with equal arguments are interchangeable.
         return say(say(f"{question} {sorted(entry['result'] for entry in found)}"))
 
-    plan = searched(Program(solve, agents=["Solver"], parked=0), "mcts:6,3", tasks=problems(1))["p0"]
+    plan = searched(unparked(Program(solve, agents=["Solver"])), "mcts:6,3", tasks=problems(1))["p0"]
     assert plan.error is None and len(runs) == uses, plan.error_details
 
 

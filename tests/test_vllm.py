@@ -213,7 +213,8 @@ def test_program_receives_json_that_matches_its_schema(tiny_agents: VLLMPolicy) 
     critic = search.PolicyLikelihood()
     runs = []
     for parked in (64, 0):
-        program = Program(solve, agents=["Solver"], parked=parked)
+        program = Program(solve, agents=["Solver"])
+        program.source.parked = parked
         plans = list(search.run("sc:4", problems, program=program, policy=tiny_agents, critic=critic))
         assert not any(plan.error for plan in plans) and None not in [plan.answer for plan in plans]
         runs.append({plan.problem_id: plan.answer for plan in plans})

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import gymnasium as gym
 from gymnasium.core import ActType, ObsType
 
-from mas_gym.critics import Critic, Scores, ScoringContext, finite_values, score_batch
+from mas_gym.critics import Critic, ScoringContext, finite_values, score_batch
 from mas_gym.envs.env import Info
 from mas_gym.errors import CriticError, EngineUnavailableError
 from mas_gym.internal.adapter import Adapter
@@ -93,41 +93,6 @@ def answered(step: Asking[T]) -> T:
     return run_together([step])[0]
 
 
-def score(critic: Critic, contexts: Mapping[int, Sequence[ScoringContext]]) -> dict[int, list[float] | Exception]:
-    """Return the critic's values for each environment's states, or the error if the critic cannot score them.
-
-    Environments are scored together, in batches of about ``critic.max_batch`` states.
-
-    Raises:
-        EngineUnavailableError: The critic's engine is down.
-    """
-    answers: dict[int, list[float] | Exception] = {}
-    waiting: dict[int, Sequence[ScoringContext]] = {}
-
-    def flush() -> None:
-        for place, outcome in zip(waiting, score_batch(critic, waiting), strict=True):
-            answers[place] = _values(critic, waiting[place], outcome[1])
-        waiting.clear()
-
-    for place, part in contexts.items():
-        if waiting and sum(map(len, waiting.values())) + len(part) > critic.max_batch:
-            flush()
-        waiting[place] = part
-    flush()
-    return answers
-
-
-def _values(critic: Critic, contexts: Sequence[ScoringContext], outcome: Scores | Exception) -> list[float] | Exception:
-    if isinstance(outcome, EngineUnavailableError):
-        raise outcome
-    if isinstance(outcome, Exception):
-        return outcome
-    try:
-        return finite_values(critic, [context.state for context in contexts], outcome)
-    except CriticError as error:
-        return error
-
-
 def run_together(steps: Sequence[Asking[T]]) -> list[T]:
     """Run the steps of several environments to completion and return their results, in order.
 
@@ -157,25 +122,43 @@ def run_together(steps: Sequence[Asking[T]]) -> list[T]:
 
 def _answers(questions: Mapping[int, Question]) -> dict[int, Any]:
     """Return the replies in the order of the requests; for a failed request, its error."""
-    answers: dict[int, Any] = dict.fromkeys(questions)
-    requests: dict[int, dict[int, SamplingRequest]] = {}
-    contexts: dict[int, dict[int, Sequence[ScoringContext]]] = {}
-    parts = {_part_id(question[0]): question[0] for question in questions.values()}
+    groups: dict[tuple[type, int], dict[int, Any]] = {}
     for place, question in questions.items():
-        if isinstance(question, SampleRequest):
-            requests.setdefault(_part_id(question.policy), {})[place] = question.request
-        else:
-            contexts.setdefault(_part_id(question.critic), {})[place] = question.contexts
-    for number, asked in requests.items():
-        policy: Any = parts[number]
-        replies = sample_all(policy, [*asked.values()])
+        groups.setdefault((type(question), _part_id(question[0])), {})[place] = question
+    answers: dict[int, Any] = dict.fromkeys(questions)
+    for (kind, _), asked in groups.items():
+        [(part, _), *_] = asked.values()
+        contents = [content for _, content in asked.values()]
+        replies: list[Any] = sample_all(part, contents) if kind is SampleRequest else _scored(part, contents)
         for reply in replies:
             if isinstance(reply, EngineUnavailableError):
                 raise reply
         answers |= zip(asked, replies, strict=True)
-    for number, wanted in contexts.items():
-        critic: Any = parts[number]
-        answers |= score(critic, wanted)
+    return answers
+
+
+def _scored(critic: Critic, shares: Sequence[Sequence[ScoringContext]]) -> list[list[float] | Exception]:
+    """Return the critic's values, or its error, for each environment; in batches of about ``critic.max_batch``."""
+    answers: list[list[float] | Exception] = []
+    waiting: dict[int, Sequence[ScoringContext]] = {}
+
+    def flush() -> None:
+        for place, outcome in score_batch(critic, waiting):
+            try:
+                answers.append(
+                    outcome
+                    if isinstance(outcome, Exception)
+                    else finite_values(critic, [context.state for context in waiting[place]], outcome)
+                )
+            except CriticError as error:
+                answers.append(error)
+        waiting.clear()
+
+    for place, share in enumerate(shares):
+        if waiting and sum(map(len, waiting.values())) + len(share) > critic.max_batch:
+            flush()
+        waiting[place] = share
+    flush()
     return answers
 
 

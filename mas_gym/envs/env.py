@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,7 +39,7 @@ from mas_gym.tasks.catalog import TASKS, default_mas
 Observation = dict[str, Any]
 Info = dict[str, Any]
 
-_SHARED = frozenset({"mas", "dynamics", "_source", "_task", "_problem", "_state"})
+_SHARED = frozenset({"mas", "dynamics", "_load", "_task", "_problem", "_state"})
 
 
 class Snapshot(NamedTuple):
@@ -117,7 +118,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         on_invalid: Literal["terminate", "retry"] = "terminate",
         max_bytes: int = 65_536,
         max_retries: int = 3,
-        **task_options: object,
+        **task_options: Any,
     ) -> None:
         """Check the arguments and build the spaces; the first reset loads the dataset."""
         self.render_mode = choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
@@ -125,9 +126,24 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         self.on_invalid = choice("on_invalid", on_invalid, ("terminate", "retry"))
         self.max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
         self.max_retries = whole_number("max_retries", max_retries, at_least=0)
-        self._source = _TaskSource(task, split, data, task_options)
+        if task is None:
+            raise ConfigError('expected a task, as in gym.make("MAS-Custom-v0", task="my.csv"), got none')
         self._task: Task | None = None
-        self.mas = load_mas(mas if mas is not None else self._source.mas())
+        self._load: Callable[[], Task] | None = None
+        if isinstance(task, str):
+            check_task_options(task, task_options)
+            path = None if data is None else os.fspath(data)
+            whole = path is not None and Path(path).expanduser().is_file()
+            split = (None if whole else "train") if split is None else choice("split", split, SPLITS)
+            self._load = partial(load_task, task, split, path, **task_options)
+        else:
+            refuse_unknown("option", task_options, ())
+            self._task = as_task(task)
+        if mas is None:
+            # A shipped task's default is known without the data.
+            shipped = isinstance(task, str) and TASKS.parse(task).name in TASK_NAMES
+            mas = default_mas(task if shipped else self.task)
+        self.mas = load_mas(mas)
         self.dynamics = Dynamics(self.mas)
         self.sink, self.ALL = self.mas.sink, self.mas.ALL
         self._mas_id = self.mas.fingerprint
@@ -161,7 +177,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     def task(self) -> Task:
         """The task, loaded on first access and shared by all environments with the same task options."""
         if self._task is None:
-            self._task = self._source.load()
+            assert self._load is not None
+            self._task = self._load()
         return self._task
 
     @property
@@ -382,7 +399,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     def __getstate__(self) -> dict[str, object]:
         """Pickle without the dataset if it can be loaded again."""
         state = dict(self.__dict__)
-        if self._source.by_name:
+        if self._load is not None:
             state["_task"] = None
         return state
 
@@ -403,51 +420,3 @@ def _read_action(action: object) -> tuple[str, int]:
             pass
     expected = "expected (text, recipient), a str and an integer such as env.unwrapped.ALL"
     raise IllegalActionError(f"{expected}, got {shown(action)}")
-
-
-class _TaskSource:
-    """The source of an environment's problems: a task, or a task's name, checked immediately and loaded on first use.
-
-    Attributes:
-        by_name: Whether the task can be loaded again from its name and options, for example in another process.
-    """
-
-    def __init__(
-        self,
-        task: str | Task | None,
-        split: str | None,
-        data: str | os.PathLike[str] | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        """Check everything that can be checked without the data."""
-        if task is None:
-            raise ConfigError('expected a task, as in gym.make("MAS-Custom-v0", task="my.csv"), got none')
-        self._task = task
-        self._split = None if split is None else choice("split", split, SPLITS)
-        self._data = None if data is None else os.fspath(data)
-        self._options = dict(options)
-        self.by_name = isinstance(task, str)
-        if isinstance(task, str):
-            check_task_options(task, self._options)
-        else:
-            self._task = as_task(task)
-            refuse_unknown("option", self._options, ())
-
-    def mas(self) -> str:
-        """Return the name of the task's MAS; a shipped task is not loaded for this."""
-        if isinstance(self._task, str) and TASKS.parse(self._task).name not in TASK_NAMES:
-            return default_mas(self.load())
-        return default_mas(self._task)
-
-    def load(self) -> Task:
-        """Return the task; tasks with the same name and data share their problems.
-
-        Raises:
-            DataNotFoundError: The data cannot be found or reached.
-            DataError: The data cannot be read.
-        """
-        if not isinstance(self._task, str):
-            return self._task
-        whole = self._data is not None and Path(self._data).expanduser().is_file()
-        split = self._split or (None if whole else "train")
-        return load_task(self._task, split=split, data=self._data, **self._options)

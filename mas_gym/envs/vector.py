@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mas_gym.envs.batching import Asking, resetting, run_together, stepping
 from mas_gym.envs.env import Info, MASEnv
-from mas_gym.envs.wrappers import CandidateChoice, candidate_choice
+from mas_gym.envs.wrappers import CandidateChoice
 from mas_gym.errors import (
     ConfigError,
     CriticError,
@@ -79,14 +79,6 @@ def make_vector(
         return env if wrap is None else wrap(env)
 
     return MASVectorEnv([make] * count, autoreset_mode=autoreset_mode)
-
-
-def _mask(env: gym.Env[ObsType, ActType]) -> NDArray[np.int8]:
-    picks = candidate_choice(env)
-    mask: NDArray[np.int8] = (
-        env.get_wrapper_attr("action_mask")() if picks is None else picks.action_masks().astype(np.int8)
-    )
-    return mask
 
 
 class _Outcome(NamedTuple):
@@ -222,7 +214,8 @@ class MASVectorEnv(SyncVectorEnv):
             error.add_note(f"in environment {place} of {self.num_envs}")
             failed[place] = error
             reason = f"{type(error).__name__}: {error}"
-            outcome = _Outcome(self._env_obs[place], 0.0, False, True, {"error": reason, "action_mask": _mask(env)})
+            info = {"error": reason, "action_mask": env.get_wrapper_attr("action_mask")()}
+            outcome = _Outcome(self._env_obs[place], 0.0, False, True, info)
         if self.autoreset_mode != AutoresetMode.SAME_STEP or not (outcome.terminated or outcome.truncated):
             return outcome
         observation, info = yield from resetting(env, None, None)

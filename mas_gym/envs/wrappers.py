@@ -164,7 +164,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Return the mask of the proposals that may be selected; sb3-contrib requires this method name."""
-        mask: NDArray[np.bool_] = self._mask().astype(bool)
+        mask: NDArray[np.bool_] = self.action_mask().astype(bool)
         return mask
 
     def clone_state(self, *, include_rng: bool = False) -> ChoiceSnapshot:
@@ -204,12 +204,13 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
                 logprobs[i] = sample.logprob
             candidates.append(ProposedMessage(sample.text if self._fits(sample) else "", sample.tokens))
         observation = {**observation, "candidates": tuple(candidates)}
-        return observation, {**info, "action_mask": self._mask(), "logprobs": logprobs}
+        return observation, {**info, "action_mask": self.action_mask(), "logprobs": logprobs}
 
     def _fits(self, sample: Sample) -> bool:
         return utf8_length(sample.text) <= self.mas_env.max_bytes
 
-    def _mask(self) -> NDArray[np.int8]:
+    def action_mask(self) -> NDArray[np.int8]:
+        """Return a new int8 vector of length n: 1 for each proposal that may be selected; see the class."""
         texts = [sample.text for sample in self.samples]
         legal = [self._fits(sample) and sample.text not in texts[:i] for i, sample in enumerate(self.samples)]
         return np.array(legal or [True] * self.n, dtype=np.int8)

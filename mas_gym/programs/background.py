@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, ContextVar
-from enum import Enum
 from pathlib import Path
 from time import monotonic
 from types import BuiltinMethodType, CoroutineType, FrameType
@@ -59,14 +58,6 @@ _JOINS = {
     if name in vars(threading.Thread)
 }
 _START = inspect.unwrap(threading.Thread.start).__code__
-
-
-class State(Enum):
-    """Whether a program can make another call before it gets a reply."""
-
-    IDLE = "it cannot"
-    UNKNOWN = "it may: parts of it cannot be observed"
-    BUSY = "it runs code or sleeps"
 
 
 class ThreadUsage(NamedTuple):
@@ -255,8 +246,8 @@ class Activity:
         if not (isinstance(address, tuple) and address[1] == self.port):
             self._connections.append(ref(transport))
 
-    def state(self, frames: Frames, blocked: int, perhaps: int, loop: int | None = None) -> tuple[State, set[Busy]]:
-        """Return whether another call may come, and the busy parts of the program.
+    def state(self, frames: Frames, blocked: int, perhaps: int, loop: int | None = None) -> tuple[bool, set[Busy]]:
+        """Return whether further parts of the program may make a call, which cannot be observed, and its busy parts.
 
         Args:
             frames: The innermost frame of each thread.
@@ -271,12 +262,9 @@ class Activity:
         late = list(self._sleeps.values())
         late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self.jobs]
         busy.update(Busy(name, self.loop_thread) for name in late if name)
-        if busy:
-            return State.BUSY, busy
         transports = [connection() for connection in list(self._connections)]
         connected = any(transport is not None and not transport.is_closing() for transport in transports)
-        hidden = len(active) != blocked or late or connected
-        return (State.UNKNOWN if hidden else State.IDLE), busy
+        return len(active) != blocked or bool(late) or connected, busy
 
 
 _RESULT = "a result on the event loop"

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import marshal
-from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import copy_context
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import openai
@@ -21,10 +18,10 @@ from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
 from openai.types.chat import ChatCompletion
 
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.execution import Execution, L, Origin, given, in_thread
+from mas_gym.programs.execution import Execution, Origin, given
 from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.gateway import Gateway
-from mas_gym.programs.model_calls import AGENT_HEADER, Call, CallError, Reply, reply_to, unstreamed_reply
+from mas_gym.programs.model_calls import AGENT_HEADER, Call, CallError, Reply, parsed_call, reply_to, unstreamed_reply
 
 _PLAIN = {
     *("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "metadata"),
@@ -46,14 +43,9 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
 
     class GatewayCompletions(AsyncCompletions):
         async def create(self, *args: Any, **named: Any) -> Any:
-            # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
-            execution = gateway.at(self._client.base_url.path)
-            if execution is None or args or (call := _plain(gateway, execution, named)) is None:
+            if args or (plain := _plain(gateway, self._client, named)) is None:
                 return await super().create(*args, **named)
-            texts = execution.ask(call, _of_task(execution), _Awaited)
-            if isinstance(texts, _Awaited):
-                texts = await texts.texts()
-            return ChatCompletion.model_validate(unstreamed_reply(call, texts))
+            return ChatCompletion.model_validate(unstreamed_reply(plain[0], await _awaited(*plain)))
 
     class Client(openai.AsyncOpenAI):
         def __init__(self, **options: Any) -> None:
@@ -71,13 +63,8 @@ def async_client(gateway: Gateway) -> openai.AsyncOpenAI:
             """Do nothing, because other executions share the HTTP client."""
 
     async def answer(request: Any) -> Any:
-        got = _received(gateway, request, _of_task, _Awaited)
-        if isinstance(got, Reply):
-            return _response(got)
-        call, texts, _ = got
-        if isinstance(texts, _Awaited):
-            texts = await texts.texts()
-        return _response(reply_to(call, texts))
+        got = _received(gateway, request)
+        return _response(got if isinstance(got, Reply) else reply_to(got[0], await _awaited(*got)))
 
     http = _HTTP.AsyncClient(transport=_HTTP.MockTransport(answer), trust_env=False, timeout=None)
     return Client(base_url=_URL, api_key="none", max_retries=0, http_client=http)
@@ -88,12 +75,9 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
 
     class GatewayCompletions(Completions):
         def create(self, *args: Any, **named: Any) -> Any:
-            # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
-            execution = gateway.at(self._client.base_url.path)
-            if execution is None or args or (call := _plain(gateway, execution, named)) is None:
+            if args or (plain := _plain(gateway, self._client, named)) is None:
                 return super().create(*args, **named)
-            texts = execution.ask(call, _of_thread(execution), in_thread)
-            return ChatCompletion.model_validate(unstreamed_reply(call, execution.wait_for(texts)))
+            return ChatCompletion.model_validate(unstreamed_reply(plain[0], _waited(*plain)))
 
     class Client(openai.OpenAI):
         @cached_property
@@ -106,11 +90,8 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
             """Do nothing, because other executions share the HTTP client."""
 
     def answer(request: Any) -> Any:
-        got = _received(gateway, request, _of_thread, in_thread)
-        if isinstance(got, Reply):
-            return _response(got)
-        call, texts, execution = got
-        return _response(reply_to(call, execution.wait_for(texts)))
+        got = _received(gateway, request)
+        return _response(got if isinstance(got, Reply) else reply_to(got[0], _waited(*got)))
 
     http = _HTTP.Client(transport=_HTTP.MockTransport(answer), trust_env=False, timeout=None)
     return Client(base_url=_URL, api_key="none", max_retries=0, http_client=http)
@@ -120,72 +101,41 @@ def sync_client(gateway: Gateway) -> openai.OpenAI:
 _HTTP: Any = importlib.import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
 
 
-def _received(
-    gateway: Gateway, request: Any, origin: Callable[[Execution | None], Origin], later: Callable[[Execution], L]
-) -> Reply | tuple[Call, list[str] | L, Execution]:
-    path, headers = request.url.path, {**request.headers, **node_headers()}
-    return gateway.receive(request.method, path, headers, request.content, origin(gateway.at(path)), later)
+def _received(gateway: Gateway, request: Any) -> Reply | tuple[Call, Execution]:
+    return gateway.receive(request.method, request.url.path, {**request.headers, **node_headers()}, request.content)
 
 
 def _response(reply: Reply) -> object:
     return _HTTP.Response(reply.status, headers={"content-type": reply.kind}, content=reply.body)
 
 
-def _plain(gateway: Gateway, execution: Execution, named: JSONObject) -> Call | None:
+def _plain(gateway: Gateway, client: Any, named: JSONObject) -> tuple[Call, Execution] | None:
     """Return the call of a plain request; None if the request is not plain or must be rejected."""
-    headers: dict[str, str] = {}
-    if "extra_headers" in named:
-        named = dict(named)
-        headers = {str(key).lower(): str(value) for key, value in (named.pop("extra_headers") or {}).items()}
-    if not named.keys() <= _PLAIN or not headers.keys() <= _AGENT or execution.over:
+    # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
+    execution = gateway.at(client.base_url.path)
+    named = dict(named)
+    sent = {**client._custom_headers, **(named.pop("extra_headers", None) or {})}
+    headers = {str(key).lower(): str(value) for key, value in sent.items()}
+    if execution is None or execution.over or not named.keys() <= _PLAIN or not headers.keys() <= _AGENT:
         return None
     # openai's omitted values, and messages that are objects; httpx raises rejections as openai exceptions.
     with suppress(TypeError, ValueError, CallError):
-        return gateway.read(marshal.dumps(named, 0), headers | node_headers(), partial(_asked, gateway, named))
+        return gateway.fitted(parsed_call(named, headers | node_headers(), gateway.normalize)), execution
     return None
 
 
-def _asked(gateway: Gateway, named: JSONObject) -> JSONObject:
-    # A hook may change its argument, which is JSON.
-    return named if gateway.normalize is None else json.loads(json.dumps(named))
+async def _awaited(call: Call, execution: Execution) -> list[str]:
+    """Return the replies to a call of a task."""
+    texts = execution.ask(call, Origin.CLIENT if execution.here else Origin.HTTP)
+    if not isinstance(texts, Future):
+        return texts
+    try:
+        return given(await asyncio.wrap_future(texts))
+    except asyncio.CancelledError:
+        execution.withdraw(texts)
+        raise
 
 
-def _of_task(execution: Execution | None) -> Origin:
-    ours = execution is not None and execution.place is not None and execution.place.here
-    return Origin.CLIENT if ours else Origin.HTTP
-
-
-def _of_thread(execution: Execution | None) -> Origin:
-    ours = execution is not None and execution.place is not None and execution.place.here
-    return Origin.LOOP if ours else Origin.CLIENT
-
-
-class _Awaited:
-    """A pending reply that a task of the running loop awaits."""
-
-    __slots__ = ("_context", "_execution", "_here", "_soon")
-
-    def __init__(self, execution: Execution) -> None:
-        loop, place = asyncio.get_running_loop(), execution.place
-        self._execution = execution
-        self._here: asyncio.Future[list[str]] = loop.create_future()
-        self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
-        # The loop uses it to find the execution of the reply.
-        self._context = copy_context()
-
-    def set_result(self, texts: list[str]) -> None:
-        """Set the texts; may be called on any thread."""
-        self._context.copy().run(self._soon, _done, self._here, texts)
-
-    async def texts(self) -> list[str]:
-        """Wait for the texts; withdraw the call if its client disconnects. Raises `ProgramStopped`."""
-        try:
-            return given(await self._here)
-        except asyncio.CancelledError:
-            self._execution.withdraw(self)
-            raise
-
-
-def _done(here: asyncio.Future[list[str]], texts: list[str]) -> None:
-    if not here.done():
-        here.set_result(texts)
+def _waited(call: Call, execution: Execution) -> list[str]:
+    """Return the replies to a call of a thread."""
+    return execution.wait_for(execution.ask(call, Origin.LOOP if execution.here else Origin.CLIENT))

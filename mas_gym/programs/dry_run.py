@@ -13,7 +13,7 @@ from mas_gym.errors import MASGymError
 from mas_gym.programs.agent_names import OTHERS, agent_name, comparable, shortened
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.model_calls import Call, difference
-from mas_gym.programs.replay import Described, ProgramError
+from mas_gym.programs.replay import Described, ProgramError, no_call
 from mas_gym.programs.schemas import structured_reply
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.systems.validation import RESERVED
@@ -135,8 +135,7 @@ def _one_run(program: Described) -> tuple[list[Call], Outcome | Exception]:
         seen.extend(end.calls)
     program.settle = max(program.settle, runner.settle)
     if not seen:
-        what = f"failed ({end.error})" if isinstance(end, Failed) else "returned"
-        raise ProgramError(f"program {program.name} {what} before its first model call to the gateway")
+        raise no_call(program.name, end)
     return seen, end
 
 

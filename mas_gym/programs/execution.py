@@ -20,11 +20,12 @@ import json
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from enum import Enum
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from mas_gym.errors import MASGymError
 from mas_gym.programs.background import Activity
@@ -227,13 +228,6 @@ def given(texts: list[str]) -> list[str]:
     return texts
 
 
-class Later(Protocol):
-    """A pending reply, such as a `concurrent.futures` or `asyncio` future."""
-
-    def set_result(self, texts: list[str], /) -> object:
-        """Set the texts of the reply, one per choice; no text if the execution is over."""
-
-
 class Place(Protocol):
     """An event loop that executions share."""
 
@@ -241,26 +235,23 @@ class Place(Protocol):
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
 
-    def soon(self, work: Callable[..., object], *args: object) -> None:
-        """Call a function on the loop; nothing happens if the loop is closed."""
-
-
-def in_thread(execution: Execution) -> Future[list[str]]:
-    """Return a pending reply for a waiting thread."""
-    return Future()
-
-
-L = TypeVar("L", bound=Later)
-
 
 class _Open:
     """A call without replies."""
 
-    __slots__ = ("call", "origin", "reply", "texts")
+    __slots__ = ("call", "context", "origin", "reply", "texts")
 
     def __init__(self, call: Call, origin: Origin) -> None:
         self.call, self.origin, self.texts = call, origin, list[str]()
-        self.reply: Later | None = None
+        self.context = copy_context()
+        self.reply: Future[list[str]] | None = None
+
+    def send(self, texts: list[str]) -> None:
+        """Send the reply, with one text per choice, or without texts if the execution is over."""
+        if self.reply is not None:
+            # Its client may have disconnected. An event loop finds the execution of the reply by the context.
+            with suppress(InvalidStateError):
+                self.context.run(self.reply.set_result, texts)
 
 
 PATIENCE = 0.5
@@ -391,6 +382,11 @@ class Execution:
         return bool(self._open) and self._parked is None and not self.over
 
     @property
+    def here(self) -> bool:
+        """Whether the caller is on the thread of the shared loop that the program runs on."""
+        return self.place is not None and self.place.here
+
+    @property
     def origins(self) -> list[Origin]:
         """The origins of its open calls."""
         return [item.origin for item in list(self._open)]
@@ -411,16 +407,16 @@ class Execution:
         ours = tasks if self.place is not None else 0
         return origins.count(Origin.THREAD), ours, origins.count(Origin.HTTP) + tasks - ours
 
-    def ask(self, call: Call, origin: Origin, later: Callable[[Execution], L]) -> list[str] | L:
-        """Handle a call of the program; return one text per choice, or the pending reply from ``later``.
+    def ask(self, call: Call, origin: Origin) -> list[str] | Future[list[str]]:
+        """Handle a call of the program; return one text per choice, or the pending reply (see `given`).
 
         Raises:
             ProgramStopped: The execution is over.
         """
         with self.interrupt.deferred():
-            return self._ask(call, origin, later)
+            return self._ask(call, origin)
 
-    def _ask(self, call: Call, origin: Origin, later: Callable[[Execution], L]) -> list[str] | L:
+    def _ask(self, call: Call, origin: Origin) -> list[str] | Future[list[str]]:
         if self.copy is not None and json.dumps(self.copy)[1:-1] in call.text:
             self.drop(
                 DivergenceError(
@@ -441,7 +437,7 @@ class Execution:
                 self._open.append(item)
                 self._drain()
                 if len(item.texts) < call.n:
-                    item.reply = reply = later(self)
+                    item.reply = Future()
                     # The call now waits for its reply, for a bounded time.
                     self.deadline = None
         if self.asked > self._limit:
@@ -451,7 +447,7 @@ class Execution:
         if item.reply is None:
             return item.texts
         self._host.watch(self)
-        return reply
+        return item.reply
 
     def wait_for(self, texts: list[str] | Future[list[str]]) -> list[str]:
         """Return the result of `ask`, waiting for it on this thread if necessary. Raises `ProgramStopped`."""
@@ -485,7 +481,7 @@ class Execution:
             use = uses.pop() if uses else None
         (self.use(key) if use is None else use).keep(result)
 
-    def withdraw(self, reply: Later) -> None:
+    def withdraw(self, reply: Future[list[str]]) -> None:
         """Remove a call after its client has disconnected; the client may repeat the call."""
         with self._lock:
             self._withdrawn.update(item.call.digest for item in self._open if item.reply is reply)
@@ -592,7 +588,8 @@ class Execution:
         step = self._steps.popleft()
         if self._stuck is not None:
             self._late(0.0)
-        self._taken.append(step if step.call is item.call else ScriptStep(item.call, step.text))
+        # Executions share the script's calls, which contain the prompts.
+        self._taken.append(step if step.call is not None else ScriptStep(item.call, step.text))
         item.texts.append(step.text)
         self._answered += 1
         self._stuck = None
@@ -600,10 +597,7 @@ class Execution:
         self.deadline = self.touched + self._timeout
         if len(item.texts) == item.call.n:
             self._open.remove(item)
-            # The client may have disconnected meanwhile.
-            if item.reply is not None:
-                with suppress(Exception):
-                    item.reply.set_result(item.texts)
+            item.send(item.texts)
 
     def _ordered(self) -> list[_Open]:
         """Return the waiting calls in canonical order."""
@@ -651,6 +645,4 @@ class Execution:
         self.activity.jobs.clear()
         waiting, self._open = self._open, []
         for item in waiting:
-            if item.reply is not None:
-                with suppress(Exception):
-                    item.reply.set_result([])
+            item.send([])

@@ -8,26 +8,12 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from typing import Any
-from weakref import WeakValueDictionary
 
-from mas_gym.errors import PolicyError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.dialects import DIALECTS
-from mas_gym.programs.execution import Execution, L, Origin
-from mas_gym.programs.model_calls import (
-    AGENT_HEADER,
-    NODE_HEADER,
-    NODES_HEADER,
-    Call,
-    CallDialect,
-    CallError,
-    Reply,
-    openai_error,
-    parsed_call,
-    read_call,
-)
+from mas_gym.programs.execution import Execution
+from mas_gym.programs.model_calls import Call, CallDialect, CallError, Reply, openai_error, read_call
 from mas_gym.programs.recorded_tools import answer_use
 
 
@@ -37,7 +23,7 @@ class Gateway:
     Attributes:
         open: The executions that receive requests, by token.
         normalize: See `mas_gym.programs.Program`.
-        fitted: Converts a call to the form that its policy supports. Raises `PolicyError` if a part is unsupported.
+        fitted: Converts a call to the form that its policy supports. Raises `CallError` if a part is unsupported.
     """
 
     def __init__(
@@ -47,44 +33,10 @@ class Gateway:
     ) -> None:
         self.normalize, self.fitted = normalize, fitted
         self.open: dict[str, Execution] = {}
-        self._calls: WeakValueDictionary[bytes, Call] = WeakValueDictionary()
 
     def at(self, path: str) -> Execution | None:
         """Return the execution with the token at the beginning of a path; None if there is no such execution."""
         return self.open.get(path.strip("/").partition("/")[0])
-
-    def read(
-        self,
-        known: bytes,
-        headers: Mapping[str, str],
-        asked: Callable[[], JSONObject] | None = None,
-        dialect: CallDialect | None = None,
-    ) -> Call:
-        """Parse a request; repeated requests are looked up in a cache.
-
-        Args:
-            known: The body, or another form of it that serves as the look-up key.
-            headers: Names in lower case.
-            asked: Returns the parsed body of a chat request, if ``known`` is another form.
-            dialect: The API of the request; None for Chat Completions.
-
-        Raises:
-            CallError: See `read_call`; or the policy does not support a part of the call.
-        """
-        caller = "".join(f"{headers.get(name, '')}\0" for name in (AGENT_HEADER, NODE_HEADER, NODES_HEADER))
-        caller += "" if dialect is None else dialect.paths[0]
-        key = blake2b(caller.encode() + known, digest_size=16).digest()
-        call = self._calls.get(key)
-        if call is None:
-            if asked is None:
-                call = read_call(known, headers, self.normalize, dialect)
-            else:
-                call = parsed_call(asked(), headers, self.normalize)
-            try:
-                call = self._calls[key] = self.fitted(call)
-            except PolicyError as error:
-                raise CallError(str(error)) from None
-        return call
 
     def admit(self, path: str, headers: Mapping[str, str]) -> Execution:
         """Return the execution that a request belongs to; its body need not have been read.
@@ -101,26 +53,11 @@ class Gateway:
         return execution
 
     def receive(
-        self,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        origin: Origin,
-        later: Callable[[Execution], L],
-    ) -> Reply | tuple[Call, list[str] | L, Execution]:
-        """Handle a request: reply to it, or pass it to its execution.
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Reply | tuple[Call, Execution]:
+        """Reply to a request, or return the call that it makes and the execution that answers it.
 
-        Args:
-            method: The HTTP method.
-            path: The path, which begins with the execution's token.
-            headers: Names in lower case.
-            body: The body.
-            origin: How the request arrived.
-            later: Returns the pending reply, which is set when the reply is available.
-
-        Raises:
-            ProgramStopped: The execution is over.
+        The names of headers are in lower case.
         """
         route, dialect = _route(path)
         try:
@@ -135,10 +72,9 @@ class Gateway:
                 raise CallError(f"expected a request to one of {known}, got {method} /{route[:100]}", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
-            call = self.read(body, headers, dialect=dialect)
+            return self.fitted(read_call(body, headers, self.normalize, dialect)), execution
         except CallError as error:
             return refusal(path, error)
-        return call, execution.ask(call, origin, later), execution
 
 
 def refusal(path: str, error: CallError) -> Reply:

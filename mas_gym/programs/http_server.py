@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.execution import Origin, ProgramStopped, given, in_thread
+from mas_gym.programs.execution import Origin, ProgramStopped, given
 from mas_gym.programs.gateway import Gateway, refusal
 from mas_gym.programs.model_calls import CallError, Reply, reply_to
 
@@ -106,10 +106,11 @@ class Server:
             more = message["more_body"]
             if len(body) > MAX_BODY:
                 raise CallError(f"expected a body of at most {MAX_BODY:,} bytes")
-        got = self._gateway.receive(method, path, headers, bytes(body), _origin(headers), in_thread)
+        got = self._gateway.receive(method, path, headers, bytes(body))
         if isinstance(got, Reply):
             return got
-        call, texts, execution = got
+        call, execution = got
+        texts = execution.ask(call, _origin(headers))
         if isinstance(texts, Future):
             left = asyncio.ensure_future(receive())
             waits = asyncio.ensure_future(asyncio.wrap_future(texts))
@@ -134,9 +135,8 @@ class _Connection(H11Protocol):
         self.logger, self.access_log = _logger, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Send the head and the body of a reply without waiting for an acknowledgment between them."""
+        """Limit the time until the first request."""
         super().connection_made(transport)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.loop.call_later(HEAD_SECONDS, self._close_unused)
 
     def _close_unused(self) -> None:

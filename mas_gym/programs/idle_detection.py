@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable
 from time import monotonic, thread_time
 
-from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, State, ThreadUsage, thread_usage
+from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, ThreadUsage, thread_usage
 from mas_gym.programs.execution import Execution, Origin
 from mas_gym.programs.program_loop import Loop
 
@@ -94,7 +94,7 @@ class IdleMonitor(ABC):
             execution.settle()
             return
         self._watched[execution] = _IdleCheck(seconds)
-        if execution.place is None or not execution.place.here or Origin.LOOP in execution.origins:
+        if not execution.here or Origin.LOOP in execution.origins:
             self._poll_soon()
 
     def late(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class IdleMonitor(ABC):
         if not execution.waits:
             return True
         blocked, ours, perhaps = execution.open_over_http()
-        state, busy = State.UNKNOWN, set[Busy]()
+        hidden, busy = True, set[Busy]()
         programs, loop = self._programs, None
         if programs is not None and execution.place is programs and not programs.here:
             # Seen from another thread, a program on the event loop can be idle only while it blocks the loop.
@@ -179,20 +179,20 @@ class IdleMonitor(ABC):
                 return False
             loop = programs.thread.ident
         if execution.observed:
-            state, busy = execution.activity.state(frames, blocked, perhaps, loop)
+            hidden, busy = execution.activity.state(frames, blocked, perhaps, loop)
         now = monotonic()
-        if running or state is State.BUSY:
+        if running or busy:
             watch.called(execution.touched)
             watch.turns += running
             ends = watch.turns > _MOST_TURNS if running else self._sleeps(watch, busy)
             if not ends and now - watch.since < self._longest:
                 watch.busy, watch.rounds = now, 0
                 return False
-            state = State.UNKNOWN
+            hidden = True
         if watch.poll != self._polls:
             watch.rounds, watch.poll = watch.rounds + 1, self._polls
         seconds = watch.seconds
-        if state is State.UNKNOWN:
+        if hidden:
             seconds = max(seconds, self.settle)
         elif ours:
             # A request in transit: the event loop has polled its connections in between.

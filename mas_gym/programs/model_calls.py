@@ -270,7 +270,8 @@ def _canonical(asked: JSONObject, agent: str, node: str, normalize: Any) -> str:
         kept["node"] = node
     if normalize is not None:
         try:
-            kept = normalize(kept)
+            # A copy, because the function may change its argument.
+            kept = normalize(json.loads(json.dumps(kept)))
         except Exception as error:
             raise CallError(f"normalize raised {type(error).__name__}: {error}", 500) from error
     try:

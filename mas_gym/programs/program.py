@@ -32,7 +32,6 @@ from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS
 
 logger = logging.getLogger("mas_gym.programs")
 
-_PARKED, _PARKED_LIGHT = 256, 1024
 _OWN_PROMPTS = "(its prompts are the program's)"
 
 
@@ -61,8 +60,6 @@ class Program:
         max_calls: int = 50,
         timeout: float = 60.0,
         settle: float = 0.05,
-        parked: int | None = None,
-        running: int = 64,
         temperature: float | None = None,
         isolate: bool = False,
         world: World | None = None,
@@ -81,10 +78,6 @@ class Program:
             timeout: Seconds without a call or an answer after which the program counts as hung.
             settle: Seconds without a new call after which concurrent calls are ordered if further calls cannot be
                 predicted, as in commands and services; increased automatically if a call comes too late.
-            parked: Maximum number of waiting executions to keep, to avoid replays; at most 16 for commands. The default
-                is 1,024 for async functions with ``client`` and no ``base_url``, and 256 for others, because each
-                of their executions uses a connection or a thread.
-            running: Maximum number of concurrent executions, not counting waiting ones; at most 16 for commands.
             temperature: The temperature of every call, in place of the requested one. By default the requested
                 temperature is used, or the run's temperature if a call requests none.
             isolate: Whether a function runs in a new process each time, so that no state outlives an execution.
@@ -102,7 +95,6 @@ class Program:
         self.max_calls = whole_number("max_calls", max_calls, at_least=1)
         if max_calls > MAX_TURNS:
             raise ConfigError(f"max_calls: expected at most {MAX_TURNS:,}, got {shown(max_calls)}")
-        self._limit(parked, running)
         for name, seconds in (("timeout", timeout), ("settle", settle)):
             if not isinstance(seconds, int | float) or not 0 < seconds < 1e7:
                 raise ConfigError(
@@ -116,14 +108,6 @@ class Program:
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both; mas= already names the agents")
         self._given_mas, self._given_agents = mas, agents
-
-    def _limit(self, parked: int | None, running: int) -> None:
-        light = isinstance(self.source, FunctionSource) and self.source.light
-        default = _PARKED_LIGHT if light else _PARKED
-        self.parked = default if parked is None else whole_number("parked", parked, at_least=0)
-        self.running = whole_number("running", running, at_least=1)
-        if isinstance(self.source, CommandSource):
-            self.parked, self.running = min(self.parked, 16), min(self.running, 16)
 
     def continuing(self, transcripts: Mapping[str, Sequence[Sequence[str]]]) -> Program:
         """Return a copy whose searches begin with known replies; see the attribute ``transcripts``."""
@@ -225,9 +209,8 @@ class Program:
 
 def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> Program:
     """Return a program unchanged, or create one from a source; ``FILE.py:NAME`` may also name a `Program`."""
-    if isinstance(source, str) and _is_function(source):
-        found = _named(source)
-        source = found if isinstance(found, Program) else source
+    if isinstance(source, str) and (named := _named(source)) is not None and isinstance(named[0], Program):
+        source = named[0]
     if not isinstance(source, Program):
         return Program(source, **options)
     if options:
@@ -241,32 +224,24 @@ def _again(source: Any, arguments: dict[str, Any]) -> Program:
     return Program(source, **arguments)
 
 
-def _is_function(source: str) -> bool:
+def _named(source: str) -> tuple[Any, str] | None:
+    """Return the function or program that a source names, and its name in reports; None for a command or a URL."""
     spec = PROGRAMS.parse(source)
     # A command may have the same ending: python my.py:x
-    return (" " not in source or Path(spec.file).is_file()) if spec.file else spec.name in PROGRAMS
-
-
-def _named(source: str) -> Any:
-    """Return the function or program that ``FILE.py:NAME`` or a name from a package refers to."""
-    spec = PROGRAMS.parse(source)
+    if not ((" " not in source or Path(spec.file).is_file()) if spec.file else spec.name in PROGRAMS):
+        return None
     if spec.argument or spec.fragment:
         raise ConfigError(f"program {source!r}: expected FILE.py:NAME without settings")
-    return PROGRAMS.find(spec, lambda found: callable(found) or isinstance(found, Program))
-
-
-def _label(source: str) -> str:
-    """Return a program's name in reports: the name of its file."""
-    spec = PROGRAMS.parse(source)
-    return Path(spec.file).stem if spec.file else spec.name
+    found = PROGRAMS.find(spec, lambda found: callable(found) or isinstance(found, Program))
+    return found, Path(spec.file).stem if spec.file else spec.name
 
 
 def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: bool, world: bool) -> Source:
-    spec = source if isinstance(source, str) and _is_function(source) else None
-    if spec is not None or callable(source):
-        function = source if spec is None else _named(spec)
-        inner = FunctionSource(function, _label(spec) if spec else "", world=world)
-        return IsolatedSource(inner, spec) if isolate else inner
+    named = _named(source) if isinstance(source, str) else None
+    if named is not None or callable(source):
+        function, name = named or (source, "")
+        inner = FunctionSource(function, name, world=world)
+        return IsolatedSource(inner, source if named else None) if isolate else inner
     if isolate:
         raise ConfigError(
             f"isolate: expected a function or FILE.py:NAME, got {shown(source)}; a command and a service already run "

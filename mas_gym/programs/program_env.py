@@ -82,14 +82,14 @@ class ProgramEnv(MASEnv):
         return self._session[1]
 
     def _first(self, question: str) -> MASState:
-        return self._states(question).first()
+        return self._states(question).extend(None).result()
 
     def _next(self, state: MASState, text: str, recipient: int) -> MASState:
         if recipient != self.ALL:
             raise IllegalActionError(f"expected ALL ({self.ALL}) as the recipient: the program selects the next agent")
         session = self._states(state.question)
         session.reach(state)
-        return session.after(state, text)
+        return session.extend(state, text).result()
 
     def _prompt(self, state: MASState) -> tuple[ChatMessage, ...]:
         if state.acting == self.sink:

@@ -68,9 +68,12 @@ class FunctionSource:
         named: Which of the parameters ``client``, ``base_url``, ``api_key`` and ``world`` it has.
         asynchronous: Whether it is a coroutine function.
         async_client: Whether its client is an `openai.AsyncOpenAI`.
-        light: Whether waiting executions use neither a thread nor a connection.
+        parked: Maximum number of waiting executions to keep, to avoid replays.
+        running: Maximum number of concurrent executions, not counting waiting ones.
         needs_key: Whether the program has a parameter for the key; even without a key, the base URL is unguessable.
     """
+
+    parked, running = 256, 64
 
     def __init__(self, function: Callable[..., Any], name: str = "", *, world: bool) -> None:
         """Inspect the function's parameters. Raises `ConfigError`, also if it does not take, or needs, a world."""
@@ -92,7 +95,6 @@ class FunctionSource:
         self.asynchronous = inspect.iscoroutinefunction(function)
         hint = str(parameters["client"].annotation) if "client" in parameters else ""
         self.async_client = "Async" in hint or (self.asynchronous and "OpenAI" not in hint)
-        self.light = self.asynchronous and self.async_client and "base_url" not in self.named
         self.needs_key = "api_key" in self.named or "client" in self.named
         if world and "world" not in self.named:
             raise ConfigError(f"program {self.name}: the function takes no world, but got one; add the parameter world")
@@ -110,12 +112,7 @@ class FunctionSource:
         """Run the function on the loop of programs or on a thread."""
         if self.asynchronous:
             return stage.on_loop(execution, lambda: self._awaited(execution, stage))
-        thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
-        if execution.has_world:
-            # A thread that is never interrupted creates and removes the copy.
-            threading.Thread(target=_in_world, args=(execution, thread), name="mas-gym-world", daemon=True).start()
-        else:
-            thread.start()
+        threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True).start()
         return execution.interrupt.request
 
     def _arguments(self, execution: Execution, stage: Stage) -> dict[str, object]:
@@ -150,6 +147,8 @@ class FunctionSource:
         execution.activity.begin(job)
         execution.observed = True
         try:
+            if not execution.enter():
+                return
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
             with execution.interrupt.allowed():
@@ -157,14 +156,8 @@ class FunctionSource:
             execution.finish(ended(answer))
         except BaseException as error:
             execution.finish(failed(error))
-
-
-def _in_world(execution: Execution, thread: threading.Thread) -> None:
-    """Run a thread with a copy of the program's world."""
-    if execution.enter():
-        thread.start()
-        thread.join()
-    execution.leave()
+        finally:
+            execution.leave()
 
 
 async def entered(execution: Execution) -> bool:
@@ -186,6 +179,7 @@ class CommandSource:
     """
 
     needs_key: bool = True
+    parked, running = 16, 16
 
     def __init__(self, command: str | Sequence[str], files: Sequence[str | os.PathLike[str]] = ()) -> None:
         """Split the command like a shell. Raises `ConfigError`, `DataNotFoundError`."""
@@ -341,6 +335,7 @@ class ServiceSource:
     """
 
     needs_key = True
+    parked, running = 256, 64
 
     def __init__(self, url: str, files: Sequence[str | os.PathLike[str]] = ()) -> None:
         """Check the address. Raises `ConfigError`, `DataNotFoundError`."""

@@ -7,20 +7,17 @@ execution that is parked there, or starts the program again and replays the earl
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
-from hashlib import blake2b
-from queue import SimpleQueue
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mas_gym.errors import MASGymError, SearchError, need
+from mas_gym.errors import MASGymError, PolicyError, SearchError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, fitted
 from mas_gym.programs.background import CURRENT, track
@@ -38,7 +35,7 @@ from mas_gym.programs.execution import (
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Gateway
 from mas_gym.programs.idle_detection import IdleMonitor
-from mas_gym.programs.model_calls import Call
+from mas_gym.programs.model_calls import Call, CallError
 from mas_gym.programs.program_kinds import Source
 from mas_gym.programs.program_loop import Loop
 from mas_gym.programs.worlds import World
@@ -62,8 +59,6 @@ class Described(Protocol):
     max_calls: int
     timeout: float
     settle: float
-    parked: int
-    running: int
     temperature: float | None
     world: World | None
 
@@ -86,6 +81,12 @@ class ProgramError(MASGymError, RuntimeError):
     """
 
 
+def no_call(program: str, outcome: Outcome | Exception) -> ProgramError:
+    """Return the error of a program that ends before its first call."""
+    what = f"failed ({outcome.error})" if isinstance(outcome, Failed) else "returned"
+    return ProgramError(f"program {program} {what} before its first model call to the gateway")
+
+
 class Runner(IdleMonitor):
     """Runs one program for many searches; thread-safe."""
 
@@ -97,7 +98,6 @@ class Runner(IdleMonitor):
         self.gateway = Gateway(program.normalize, self._fitted)
         self._templates: dict[bool, Any] = {}
         self._lock = threading.RLock()
-        self._open: set[Execution] = set()
         self._parked: OrderedDict[tuple[int, bytes], Execution] = OrderedDict()
         self._side: Loop | None = None
         self._server: Server | None = None
@@ -110,14 +110,13 @@ class Runner(IdleMonitor):
         self._context.run(CURRENT.set, None)
         track()
         name_nodes()
-        self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
 
     def session(self, question: str) -> ProgramSession:
         """Return the session of one search, which holds its states."""
         return ProgramSession(self, question)
 
     def _fitted(self, call: Call) -> Call:
-        """Convert a call for the policy of its agent. Raises `PolicyError` if this would drop a part."""
+        """Convert a call for the policy of its agent. Raises `CallError` if this would drop a part."""
         if self.program.temperature is not None:
             call = replace(call, temperature=self.program.temperature)
         if not call.extra_body or self.policy is None:
@@ -127,7 +126,10 @@ class Runner(IdleMonitor):
         except MASGymError:
             # The search fails with this error when the call is the decision.
             return call
-        messages, extra_body = fitted(self.policy, agent, call.messages, call.extra_body)
+        try:
+            messages, extra_body = fitted(self.policy, agent, call.messages, call.extra_body)
+        except PolicyError as error:
+            raise CallError(str(error)) from None
         return replace(call, messages=messages, extra_body=extra_body)
 
     def close(self) -> None:
@@ -136,7 +138,7 @@ class Runner(IdleMonitor):
             if self._closed:
                 return
             self._closed = True
-            left = list(self._open)
+            left = list(self.gateway.open.values())
             self._parked.clear()
             self._queue.clear()
         for execution in left:
@@ -153,9 +155,7 @@ class Runner(IdleMonitor):
         """Start the program on a question; ``report`` is called with every outcome, on any thread."""
         tape = Tape() if tape is None else tape
         program = self.program
-        # One system call per runner, because a system call takes longer than a replayed call.
-        secret = blake2b(next(self._numbers).to_bytes(8), key=self._secret, digest_size=32).hexdigest()
-        token, key = secret[:32], secret[32:] if program.source.needs_key else ""
+        token, key = secrets.token_hex(16), secrets.token_hex(16) if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
 
         execution = Execution(self, token, key, question, script, limits, report, tape, program.world)
@@ -164,16 +164,15 @@ class Runner(IdleMonitor):
         with self._lock:
             if self._closed:
                 raise SearchError("the program's runner is closed; open a new one with program.open()")
-            self._open.add(execution)
+            self.gateway.open[token] = execution
             self._queue.append(execution)
-        self.gateway.open[execution.token] = execution
         self._start_next()
         return execution
 
     def _start_next(self) -> None:
         while True:
             with self._lock:
-                if not self._queue or len(self._busy) >= self.program.running:
+                if not self._queue or len(self._busy) >= self.program.source.running:
                     return
                 execution = self._queue.popleft()
                 dropped = execution.over
@@ -195,11 +194,9 @@ class Runner(IdleMonitor):
         with self._lock:
             self._busy.discard(execution)
             if execution.over:
-                self._open.discard(execution)
+                self.gateway.open.pop(execution.token, None)
                 stop = self._stops.pop(execution, None)
             waits = bool(self._queue)
-        if execution.over:
-            self.gateway.open.pop(execution.token, None)
         if stop is not None:
             stop()
         if waits and self._side is not None:
@@ -211,7 +208,7 @@ class Runner(IdleMonitor):
         dropped = []
         with self._lock:
             self._parked[session, digest] = execution
-            while len(self._parked) > self.program.parked:
+            while len(self._parked) > self.program.source.parked:
                 dropped.append(self._parked.popitem(last=False)[1])
         for old in dropped:
             old.drop()
@@ -278,7 +275,7 @@ class Runner(IdleMonitor):
         """End hung programs. A program's timeout pauses while another program occupies the shared loop."""
         now = monotonic()
         with self._lock:
-            programs, timed = self._programs, [e for e in self._open if e.deadline is not None]
+            programs, timed = self._programs, [e for e in self.gateway.open.values() if e.deadline is not None]
         # No program counts as hung while the process is stopped, as after Ctrl-Z, or has no processor. A program that
         # blocks this thread by holding the interpreter lock does use the processor.
         worked = process_time()
@@ -304,7 +301,7 @@ class Runner(IdleMonitor):
         """Abandon a loop that one program blocks: fail this program, and restart the others on a new loop."""
         culprit = blocked.running
         with self._lock:
-            stranded = [execution for execution in self._open if execution.place is blocked]
+            stranded = [execution for execution in self.gateway.open.values() if execution.place is blocked]
             self._programs = None
         known = any(execution.token == culprit for execution in stranded)
         # Before the loop is closed, because closing it ends every program on it with an error.
@@ -320,23 +317,6 @@ class Runner(IdleMonitor):
             self.start(question, *again)
 
 
-Then = Callable[[MASState | Exception], object]
-"""Called with the state that a program has reached, or with the error that prevented it."""
-
-_Key = tuple[bytes, str]
-_ROOT: _Key = b"", ""
-
-
-def _awaited(work: Callable[[Then], None]) -> MASState:
-    """Do work that returns a state through a callback, and wait for the state."""
-    found: SimpleQueue[MASState | Exception] = SimpleQueue()
-    work(found.put)
-    reached = found.get()
-    if isinstance(reached, Exception):
-        raise reached
-    return reached
-
-
 class ProgramSession:
     """The states of one search over a program; the planner's model.
 
@@ -348,16 +328,14 @@ class ProgramSession:
     """
 
     def __init__(self, runner: Runner, question: str) -> None:
-        """Start without states; `begin` runs the program to its first call."""
+        """Start without states; `extend` runs the program."""
         program = runner.program
         self.mas = program.mas
         self._dynamics = Dynamics(self.mas)
         self.max_depth = self._dynamics.max_depth if self.mas.edges else 1
         self._runner, self._program, self._question = runner, program, question
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
-        self._paths: dict[bytes, tuple[ScriptStep, ...]] = {}
-        self._agents: dict[tuple[str, ...], int] = {}
-        self._next: dict[_Key, MASState | Exception | list[Then]] = {}
+        self._next: dict[tuple[bytes, str], Future[MASState]] = {}
         self._tape = Tape()
         self._running: set[Execution] = set()
         self._lock = threading.RLock()
@@ -376,21 +354,14 @@ class ProgramSession:
             SearchError: The reply was not proposed at this state, so the program has not been run with it.
         """
         found = self._next.get((state.digest, action[0]))
-        if isinstance(found, Exception):
-            raise found
-        if not isinstance(found, MASState):
+        if found is None or not found.done():
             raise SearchError(
                 "expected the action of a Proposal made at this state, got another action; a program's next state is "
                 "known only for proposed replies"
             )
-        return found
+        return found.result()
 
     # ---- running the program
-
-    def begin(self, then: Then) -> None:
-        """Run the program to its first call; ``then`` receives the initial state or a `ProgramError`, on any thread."""
-        if self._asked(_ROOT, then):
-            self._start(Script(), None, "")
 
     def call(self, state: MASState) -> Call:
         """Return the call that is the decision at a state of this session."""
@@ -404,67 +375,55 @@ class ProgramSession:
         """
         if state.digest in self._waiting or self.is_terminal(state):
             return
-        reached = self.first()
+        reached = self.extend(None).result()
         for link in state.path()[1:]:
-            reached = self.after(reached, link.text)
+            reached = self.extend(reached, link.text).result()
         if reached != state:
             raise DivergenceError(
                 "the program no longer reaches this state: on replay it calls different agents or ends early"
             )
 
-    def first(self) -> MASState:
-        """Run the program to its first call, and wait. Raises the errors of `begin`."""
-        return _awaited(self.begin)
-
-    def after(self, state: MASState, text: str) -> MASState:
-        """Give a reply at a state, and wait for the next state. Raises the errors of `extend`."""
-        return _awaited(partial(self.extend, state, text))
-
-    def knows(self, state: MASState, text: str) -> bool:
-        """Whether the state after a reply is known or being computed."""
-        return (state.digest, text) in self._next
-
-    def extend(self, state: MASState, text: str, then: Then) -> None:
-        """Give a reply at a state and run the program to its next decision.
+    def extend(self, state: MASState | None, text: str = "") -> Future[MASState]:
+        """Give a reply at a state and run the program to its next decision, unless this has already begun.
 
         Args:
-            state: The state.
+            state: The state; None starts the program and runs it to its first call.
             text: The reply.
-            then: Called on any thread with the next state, or with a `DivergenceError` if the program makes a
-                different call on replay.
+
+        Returns:
+            The next state. Its error is a `ProgramError` if the program ends before its first call, and a
+            `DivergenceError` if it makes a different call on replay.
         """
-        if not self._asked((state.digest, text), then):
-            return
-        parked = self._runner.unpark(id(self), state.digest)
+        digest = b"" if state is None else state.digest
+        with self._lock:
+            known = self._next.get((digest, text))
+            if known is not None:
+                return known
+            arrived = self._next[digest, text] = Future[MASState]()
+        # One of the searches that wait for the state may end without it.
+        arrived.set_running_or_notify_cancel()
+        report = self._reporter(state, text, arrived)
+        parked = self._runner.unpark(id(self), digest)
         if parked is not None:
             self._running.add(parked)
-            if parked.answer(text, self._reporter(state, text)):
-                return
+            if parked.answer(text, report):
+                return arrived
             parked.drop()
-        steps = [*self._path(state), self._step(state, text)]
-        beside = [call.digest for call in self._waiting.get(state.digest, ())[1:]]
-        self._start(Script(steps, beside), state, text)
-
-    def _asked(self, key: _Key, then: Then) -> bool:
-        """Add a callback for a state; return whether the program must be run to reach it."""
+        path = [] if state is None else state.path()
+        replies = zip(path, [*(link.text for link in path), text][1:], strict=True)
+        steps = [ScriptStep(self._waiting.get(link.digest, (None,))[0], reply) for link, reply in replies]
+        script = Script(steps, [call.digest for call in self._waiting.get(digest, ())[1:]])
+        try:
+            execution = self._runner.start(self._question, script, report, self._tape)
+        except Exception as error:
+            arrived.set_exception(error)
+            return arrived
         with self._lock:
-            found = self._next.get(key)
-            if found is None:
-                self._next[key] = [then]
-                return True
-            if isinstance(found, list):
-                found.append(then)
-                return False
-        then(found)
-        return False
-
-    def _found(self, state: MASState | None, text: str, found: MASState | Exception) -> None:
-        key = _ROOT if state is None else (state.digest, text)
-        with self._lock:
-            waiting, self._next[key] = self._next[key], found
-        assert isinstance(waiting, list)
-        for then in waiting:
-            then(found)
+            if not arrived.done():
+                self._running.add(execution)
+        if self._closed:
+            execution.drop()
+        return arrived
 
     @property
     def order_varied(self) -> bool:
@@ -480,33 +439,7 @@ class ProgramSession:
             execution.drop()
         self._runner.forget(id(self))
 
-    def _path(self, state: MASState) -> tuple[ScriptStep, ...]:
-        """Return the replies that lead to a state."""
-        found = self._paths.get(state.digest)
-        if found is None:
-            before = state.parent
-            found = () if before is None else (*self._path(before), self._step(before, state.text))
-            self._paths[state.digest] = found
-        return found
-
-    def _step(self, state: MASState, text: str) -> ScriptStep:
-        calls = self._waiting.get(state.digest)
-        return ScriptStep(calls[0] if calls else None, text)
-
-    def _start(self, script: Script, state: MASState | None, text: str) -> None:
-        key = _ROOT if state is None else (state.digest, text)
-        try:
-            execution = self._runner.start(self._question, script, self._reporter(state, text), self._tape)
-        except Exception as error:
-            self._found(state, text, error)
-            return
-        with self._lock:
-            if isinstance(self._next[key], list):
-                self._running.add(execution)
-        if self._closed:
-            execution.drop()
-
-    def _reporter(self, state: MASState | None, text: str) -> Report:
+    def _reporter(self, state: MASState | None, text: str, arrived: Future[MASState]) -> Report:
         """Return a callback that receives the next step's outcome, parks the execution and passes on the state."""
 
         def report(execution: Execution, outcome: Outcome | Exception) -> None:
@@ -516,14 +449,14 @@ class ProgramSession:
                 reached = self._reached(state, text, outcome)
             except Exception as error:
                 execution.drop()
-                self._found(state, text, error)
+                arrived.set_exception(error)
                 return
             if isinstance(outcome, Waiting):
                 self._runner.park(id(self), reached.digest, execution)
                 if self._closed:
                     self._runner.forget(id(self))
-            # This comes last, so that the execution is already parked when the callbacks run.
-            self._found(state, text, reached)
+            # This comes last, so that the execution is already parked when the search continues.
+            arrived.set_result(reached)
 
         return report
 
@@ -536,36 +469,22 @@ class ProgramSession:
         """
         if isinstance(outcome, Exception):
             raise outcome
-        if state is None:
-            if not isinstance(outcome, Waiting):
-                what = f"failed ({outcome.error})" if isinstance(outcome, Failed) else "returned"
-                raise ProgramError(f"program {self._program.name} {what} before its first model call to the gateway")
-            first = self._dynamics.initial_state(self._question, self._agent(outcome))
-            return self._known(first, outcome)
         if isinstance(outcome, Waiting):
-            return self._known(self._routed(state, text, self._agent(outcome)), outcome)
+            acting = self._program.agent_of(outcome.calls[0])
+            reached = (
+                self._dynamics.initial_state(self._question, acting)
+                if state is None
+                else self._routed(state, text, acting)
+            )
+            self._waiting[reached.digest] = outcome.calls
+            return reached
+        if state is None:
+            raise no_call(self._program.name, outcome)
         if isinstance(outcome, Failed):
             return self._routed(state, text + FAILED + unmarked(outcome.error), self.mas.sink)
         answer = outcome.answer.strip()
         same = answer == text.strip() and self.mas.final_text(text) == text
         return self._routed(state, text if same else text + RETURNED + unmarked(answer), self.mas.sink)
-
-    def _agent(self, outcome: Waiting) -> int:
-        call = outcome.calls[0]
-        # All fields that identify the calling agent.
-        known = (
-            call.agent,
-            call.node,
-            call.model,
-            *(message.content for message in call.messages if message.role == "system"),
-        )
-        if known not in self._agents:
-            self._agents[known] = self._program.agent_of(call)
-        return self._agents[known]
-
-    def _known(self, state: MASState, outcome: Waiting) -> MASState:
-        self._waiting[state.digest] = outcome.calls
-        return state
 
     def _routed(self, state: MASState, text: str, acting: int) -> MASState:
         """Return the successor in which ``acting`` acts, routed along the system's edges if possible."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown, whole_number
+from mas_gym.internal.process_groups import guard_folder, make_writable, remove_guarded, remove_tree
 
 WORLD_VARIABLE = "MAS_GYM_WORLD"
 """The environment variable with the name of the copy, for commands."""
@@ -175,13 +176,14 @@ class Folder(World):
 
     def release(self, copy: str) -> None:
         """Remove the copy; remaining files are removed with the store when the process ends."""
-        _remove(copy)
+        remove_tree(copy)
 
     @cached_property
     def _store(self) -> str:
         """The folder with the stored files and the copies, removed when the process ends."""
-        path, lock = _new_store()
-        weakref.finalize(self, _remove_store, path, lock, os.getpid())
+        path = tempfile.mkdtemp(prefix="mas-gym-world-")
+        guard_folder(path)
+        weakref.finalize(self, remove_guarded, path).atexit = False
         return path
 
     def _blob(self, digest: bytes) -> str:
@@ -286,69 +288,10 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> None:
     shutil.copyfileobj(source, target, _PART)
 
 
-def _writable(folder: str) -> None:
-    """Make every subfolder writable by the owner, so that it can be removed."""
-    for at, folders, _ in os.walk(folder):
-        for path in (os.path.join(at, name) for name in folders):
-            if not os.path.islink(path):
-                with suppress(OSError):
-                    os.chmod(path, 0o700)
-
-
 def _empty(folder: str) -> None:
-    _writable(folder)
+    make_writable(folder)
     for item in os.scandir(folder):
         if item.is_dir(follow_symlinks=False):
             shutil.rmtree(item.path)
         else:
             os.unlink(item.path)
-
-
-def _remove(folder: str) -> None:
-    _writable(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-_STORE = "mas-gym-world-"
-
-
-def _new_store() -> tuple[str, int]:
-    """Return a new folder and its lock, held until this process ends, and remove the stores of killed processes."""
-    _remove_abandoned()
-    path = tempfile.mkdtemp(prefix="mas-gym-new-")
-    lock = _lock(os.path.join(path, "lock"))
-    # With this name, the folder counts as abandoned once its lock is free.
-    named = os.path.join(os.path.dirname(path), _STORE + os.path.basename(path).removeprefix("mas-gym-new-"))
-    os.rename(path, named)
-    return named, lock
-
-
-def _remove_store(path: str, lock: int, owner: int) -> None:
-    # A forked child shares the lock with its parent.
-    if os.getpid() == owner:
-        _remove(path)
-        os.close(lock)
-
-
-def _lock(path: str) -> int:
-    """Lock a new or existing lock file and return its descriptor. Raises `OSError` if it cannot be locked."""
-    import fcntl
-
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(number)
-        raise
-    return number
-
-
-def _remove_abandoned() -> None:
-    """Remove the stores of this user's processes that have ended."""
-    for item in os.scandir(tempfile.gettempdir()):
-        if item.name.startswith(_STORE):
-            with suppress(OSError):
-                if item.stat(follow_symlinks=False).st_uid == os.getuid():
-                    number = _lock(os.path.join(item.path, "lock"))
-                    _remove(item.path)
-                    os.close(number)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import wrap_future
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
-from mas_gym.internal.event_loop import settle, together
+from mas_gym.internal.event_loop import together
 from mas_gym.policies.base import Messages, PolicyBase, Sampling
 from mas_gym.programs import Program, load_program
 from mas_gym.programs.replay import ProgramSession
@@ -21,7 +20,6 @@ from search.plan import Plan
 from search.protocol import Model
 from search.setup import Setup
 
-Then = Callable[[MASState | Exception], None]
 ProgramSource = Program | str | Callable[..., object]
 """Argument types of `mas_gym.programs.load_program`."""
 
@@ -40,12 +38,12 @@ class ProgramModel(PlayedModel):
 
     async def root(self) -> MASState:
         """Run the program to its first call, and along its known transcripts."""
-        root = await _arrival(self.session.begin)
+        root = await wrap_future(self.session.extend(None))
         for texts in self.program.transcripts.get(self.problem.question, ()):
             state = root
             for text in texts:
                 if not self.session.is_terminal(state):
-                    state = await _arrival(partial(self.session.extend, state, text))
+                    state = await wrap_future(self.session.extend(state, text))
         return root
 
     def view(self, state: MASState) -> Messages:
@@ -64,11 +62,10 @@ class ProgramModel(PlayedModel):
 
     async def reached(self, messages: Sequence[tuple[MASState, str]]) -> None:
         """Run the program with replies that it has not received."""
-        fresh = [(state, text) for state, text in dict.fromkeys(messages) if not self.session.knows(state, text)]
-        await together(self._extend(state, text) for state, text in fresh)
+        await together(self._extend(state, text) for state, text in dict.fromkeys(messages))
 
     async def _extend(self, state: MASState, text: str) -> None:
-        reached = await _arrival(partial(self.session.extend, state, text))
+        reached = await wrap_future(self.session.extend(state, text))
         if reached.text != text:
             # The last message of a program may contain its answer.
             key = state.digest
@@ -87,20 +84,6 @@ class ProgramModel(PlayedModel):
     def close(self) -> None:
         """End the program's executions of this search."""
         self.session.close()
-
-
-async def _arrival(start: Callable[[Then], None]) -> MASState:
-    """Start a step of a program and await its state; the callback may run on any thread."""
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[MASState] = loop.create_future()
-
-    def then(outcome: MASState | Exception) -> None:
-        # The search may have ended, and its event loop with it.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, arrived, outcome)
-
-    start(then)
-    return await arrived
 
 
 class ProgramModels(SearchSource):

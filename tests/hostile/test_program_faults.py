@@ -504,19 +504,19 @@ def test_gateway_closes_connections_of_ended_programs(monkeypatch: Any) -> None:
 
     with closing(program_of(solve).open()) as runner:
         first = runner.session("Question 0?")
-        root = first.first()
+        root = first.extend(None).result()
         slow = socket.create_connection(("127.0.0.1", kept[0].base_url.port), 5)
         time.sleep(0.2)
         before = held()["files"]
         for i in range(1, 5):
             session = runner.session(f"Question {i}?")
-            session.after(session.first(), "1")
+            session.extend(session.extend(None).result(), "1").result()
         deadline = time.monotonic() + 5
         while held()["files"] > before + 4 and time.monotonic() < deadline:
             time.sleep(0.05)
         # Only their own ends remain, and the connection of the program that still waits for a reply.
         assert held()["files"] <= before + 4
-        assert first.after(root, "1").text == "1"
+        assert first.extend(root, "1").result().text == "1"
         # A connection may wait for its first request.
         with slow:
             slow.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
