@@ -18,7 +18,6 @@ from typer.testing import CliRunner, Result
 
 from mas_gym.errors import StoreError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from mas_gym.programs import Program
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS, Agent, Edge
 from mas_gym.systems.state import Action, MASState
@@ -170,7 +169,7 @@ async def consults(question: str, client: Any) -> str:
     return await ask("Cleo", " ".join([question, *said]))
 
 
-def unparked(program: Program) -> Program:
+def unparked(program: Any) -> Any:
     """Keep no waiting executions of a program, so that each branch is a replay."""
     program.source.parked = 0
     return program
@@ -252,6 +251,8 @@ def write_searches(path: Path, program: bool, pipe: Any) -> None:
 
     system: dict[str, Any] = {"mas": chain(4)}
     if program:
+        from mas_gym.programs import Program
+
         system = {"program": Program(consults, agents=["Ann", "Bob", "Cleo"])}
     options = {"policy": talker(), "training": True, "concurrency": 6, "progress": report, "store": path}
     list(run(MCTS(8, 3), problems(100), **system, **options))

@@ -21,8 +21,8 @@ import search
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.policies.openai_format import parse_reply
 from mas_gym.programs import Program
+from mas_gym.programs.chat_completions import Call, CallError, read_call, reply_to
 from mas_gym.programs.dialects import DIALECTS
-from mas_gym.programs.model_calls import Call, CallError, read_call, reply_to
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.tasks.base import Problem
 

@@ -30,7 +30,7 @@ from mas_gym.policies.openai_format import BadReply, parse_reply
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.programs import Call, Program
-from mas_gym.programs.model_calls import CallError, read_call
+from mas_gym.programs.chat_completions import CallError, read_call
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
 from mas_gym.tasks.base import Problem

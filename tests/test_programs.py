@@ -34,7 +34,7 @@ from mas_gym.envs.wrappers import CandidateChoice
 from mas_gym.errors import ConfigError, IdentityError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
-from mas_gym.programs import DivergenceError, Program, ProgramError
+from mas_gym.programs import DivergenceError, Program, ProgramError, ProgramSession
 from mas_gym.programs.execution import Execution, ProgramStopped
 from mas_gym.programs.program_loop import Loop
 from mas_gym.tasks.base import Grade, Problem
@@ -553,7 +553,7 @@ def test_open_runner_releases_ended_executions() -> None:
         return found
 
     with closing(Program(chained, agents=["Reader", "Solver"]).open()) as runner:
-        session = runner.session(question)
+        session = ProgramSession(runner, question)
         root = session.extend(None).result()
         middle = [session.extend(root, text).result() for text in ("a", "b")]
         assert left(2) == 2

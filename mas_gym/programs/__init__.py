@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from mas_gym.programs.chat_completions import AGENT_HEADER as AGENT_HEADER
+    from mas_gym.programs.chat_completions import Call as Call
     from mas_gym.programs.execution import DivergenceError as DivergenceError
-    from mas_gym.programs.model_calls import AGENT_HEADER as AGENT_HEADER
-    from mas_gym.programs.model_calls import Call as Call
     from mas_gym.programs.program import Program as Program
     from mas_gym.programs.program import load_program as load_program
     from mas_gym.programs.recorded_tools import recorded as recorded
-    from mas_gym.programs.replay import ProgramError as ProgramError
     from mas_gym.programs.replay import ProgramSession as ProgramSession
-    from mas_gym.programs.replay import Runner as Runner
+    from mas_gym.programs.runner import ProgramError as ProgramError
+    from mas_gym.programs.runner import Runner as Runner
     from mas_gym.programs.worlds import Folder as Folder
     from mas_gym.programs.worlds import World as World
 

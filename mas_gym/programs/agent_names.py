@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mas_gym.programs.model_calls import Call
+from mas_gym.programs.chat_completions import Call
 from mas_gym.systems.graph import Agent
 
 OTHERS = "other agents"

@@ -18,10 +18,18 @@ from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
 from openai.types.chat import ChatCompletion
 
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.chat_completions import (
+    AGENT_HEADER,
+    Call,
+    CallError,
+    Reply,
+    parsed_call,
+    reply_to,
+    unstreamed_reply,
+)
 from mas_gym.programs.execution import Execution, Origin, given
 from mas_gym.programs.frameworks import node_headers
 from mas_gym.programs.gateway import Gateway
-from mas_gym.programs.model_calls import AGENT_HEADER, Call, CallError, Reply, parsed_call, reply_to, unstreamed_reply
 
 _PLAIN = {
     *("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "metadata"),

@@ -11,9 +11,9 @@ from queue import SimpleQueue
 
 from mas_gym.errors import MASGymError
 from mas_gym.programs.agent_names import OTHERS, agent_name, comparable, shortened
+from mas_gym.programs.chat_completions import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
-from mas_gym.programs.model_calls import Call, difference
-from mas_gym.programs.replay import Described, ProgramError, no_call
+from mas_gym.programs.runner import Described, ProgramError, no_call
 from mas_gym.programs.schemas import structured_reply
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.systems.validation import RESERVED

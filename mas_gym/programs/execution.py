@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mas_gym.errors import MASGymError
 from mas_gym.programs.background import Activity
-from mas_gym.programs.model_calls import Call, difference
+from mas_gym.programs.chat_completions import Call, difference
 from mas_gym.programs.worlds import World
 
 

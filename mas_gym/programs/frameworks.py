@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from mas_gym.internal.lazy import when_imported
 from mas_gym.programs.background import CURRENT
-from mas_gym.programs.model_calls import NODE_HEADER, NODES_HEADER
+from mas_gym.programs.chat_completions import NODE_HEADER, NODES_HEADER
 
 _INNER = ("model", "agent")
 """Generic node names of prebuilt agents; such agents are named after their enclosing node."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.chat_completions import Call, CallDialect, CallError, Reply, openai_error, read_call
 from mas_gym.programs.dialects import DIALECTS
 from mas_gym.programs.execution import Execution
-from mas_gym.programs.model_calls import Call, CallDialect, CallError, Reply, openai_error, read_call
 from mas_gym.programs.recorded_tools import answer_use
 
 

@@ -15,8 +15,8 @@ from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.policies.base import PolicyBase, effective_temperature
 from mas_gym.programs.agent_names import OTHERS, agent_name, agent_of_call
+from mas_gym.programs.chat_completions import Call
 from mas_gym.programs.dry_run import dry_run
-from mas_gym.programs.model_calls import Call
 from mas_gym.programs.program_kinds import (
     PROGRAMS,
     CommandSource,
@@ -25,7 +25,7 @@ from mas_gym.programs.program_kinds import (
     ServiceSource,
     Source,
 )
-from mas_gym.programs.replay import ProgramError, Runner
+from mas_gym.programs.runner import ProgramError, Runner
 from mas_gym.programs.worlds import World
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS

@@ -13,7 +13,8 @@ from mas_gym.envs.spaces import Records
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies.base import SamplingRequest, spoken
 from mas_gym.programs.program import Program, load_program
-from mas_gym.programs.replay import ProgramSession, Runner
+from mas_gym.programs.replay import ProgramSession
+from mas_gym.programs.runner import Runner
 from mas_gym.systems.graph import FAILED
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -78,7 +79,7 @@ class ProgramEnv(MASEnv):
         if self._session is None or self._session[0] != question:
             if self._session is not None:
                 self._session[1].close()
-            self._session = question, self._runner.session(question)
+            self._session = question, ProgramSession(self._runner, question)
         return self._session[1]
 
     def _first(self, question: str) -> MASState:

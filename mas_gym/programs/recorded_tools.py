@@ -22,8 +22,8 @@ from urllib.request import Request, urlopen
 
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.background import CURRENT
+from mas_gym.programs.chat_completions import CallError, Reply
 from mas_gym.programs.execution import Execution, Use, key_of
-from mas_gym.programs.model_calls import CallError, Reply
 
 
 class _RemoteUse:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.programs.model_calls import Call
+from mas_gym.programs.chat_completions import Call
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
 _DEEP = 8

@@ -98,7 +98,7 @@ class ProgramModels(SearchSource):
         runner = self.program.open(policy)
 
         def make(setup: Setup, problem: Problem, report: Report) -> ProgramModel:
-            session = runner.session(problem.question)
+            session = ProgramSession(runner, problem.question)
             parts = {"sample": sample, "tags": policy.tags, "session": session, "program": self.program}
             return ProgramModel(setup, problem, report, **parts)  # type: ignore[arg-type]
 

@@ -26,10 +26,10 @@ from openai import APIError, AsyncOpenAI, OpenAI
 
 import search
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.programs import Program, Runner, http_server
+from mas_gym.programs import Program, ProgramSession, Runner, http_server
+from mas_gym.programs.chat_completions import CallError, read_call
 from mas_gym.programs.execution import Execution, Script, Waiting
 from mas_gym.programs.gateway import Gateway
-from mas_gym.programs.model_calls import CallError, read_call
 from mas_gym.tasks.base import Problem
 from search import Plan
 
@@ -503,13 +503,13 @@ def test_gateway_closes_connections_of_ended_programs(monkeypatch: Any) -> None:
         return await ask(kept[-1], question)
 
     with closing(program_of(solve).open()) as runner:
-        first = runner.session("Question 0?")
+        first = ProgramSession(runner, "Question 0?")
         root = first.extend(None).result()
         slow = socket.create_connection(("127.0.0.1", kept[0].base_url.port), 5)
         time.sleep(0.2)
         before = held()["files"]
         for i in range(1, 5):
-            session = runner.session(f"Question {i}?")
+            session = ProgramSession(runner, f"Question {i}?")
             session.extend(session.extend(None).result(), "1").result()
         deadline = time.monotonic() + 5
         while held()["files"] > before + 4 and time.monotonic() < deadline:

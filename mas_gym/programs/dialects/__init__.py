@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mas_gym.programs.chat_completions import CallDialect
 from mas_gym.programs.dialects.messages import MESSAGES
 from mas_gym.programs.dialects.responses import RESPONSES
-from mas_gym.programs.model_calls import CallDialect
 
 DIALECTS: dict[str, CallDialect] = {path: dialect for dialect in (RESPONSES, MESSAGES) for path in dialect.paths}
 PROVIDERS = sorted({dialect.provider for dialect in DIALECTS.values()})

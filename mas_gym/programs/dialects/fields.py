@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.programs.model_calls import CallError
+from mas_gym.programs.chat_completions import CallError
 
 
 def reject(asked: JSONObject, remedies: Mapping[str, str]) -> None:

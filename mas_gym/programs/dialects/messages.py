@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.chat_completions import CallDialect, CallError
 from mas_gym.programs.dialects.fields import list_at, object_at, reject, request_digest, server_event, text_at
-from mas_gym.programs.model_calls import CallDialect, CallError
 
 _REJECTED = {
     "container": "tools run in the program",

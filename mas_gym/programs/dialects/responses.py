@@ -11,8 +11,8 @@ from itertools import count
 
 from mas_gym.errors import shown
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.chat_completions import CallDialect, CallError, openai_error
 from mas_gym.programs.dialects.fields import list_at, object_at, reject, request_digest, server_event, text_at
-from mas_gym.programs.model_calls import CallDialect, CallError, openai_error
 
 _NOT_STORED = (
     "responses are not stored; send the earlier items in input, with store=False "

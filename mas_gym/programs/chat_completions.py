@@ -1,4 +1,4 @@
-"""One model call of a program: parsing and comparing the OpenAI chat request, and formatting the reply.
+"""A request of a program to the Chat Completions API: parsing and comparing it, and formatting the reply.
 
 A reply is one text, because search chooses among texts; tool calls are a part of it (see `mas_gym.systems.prompts`).
 If the agent's policy does not support a part of the request, the request is rejected with status 400 and the reason,
