@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rewardmodels.data.mining import outcomes as outcomes
     from rewardmodels.data.mining import pairs as pairs
     from rewardmodels.data.mining import pointwise as pointwise
-    from rewardmodels.data.mining import process_targets as process_targets
     from rewardmodels.hub import push_to_hub as push_to_hub
     from rewardmodels.model.trained_critics import LearnedCritic as LearnedCritic
     from rewardmodels.training.config import PAPER as PAPER

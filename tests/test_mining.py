@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import RULES, normalize_message, rule_of, same_after_opening, same_rule
-from rewardmodels import LabeledTree, collect, histogram, outcomes, pairs, pointwise, process_targets, split
-from rewardmodels.data.mining import Pair
+from rewardmodels import LabeledTree, collect, histogram, outcomes, pairs, pointwise, split
+from rewardmodels.data.mining import Pair, target
 from search import Tree
 
 MAS = MODEL.mas
@@ -44,7 +44,9 @@ def hand_tree() -> Tree:
 
 
 def test_process_targets_are_the_clipped_means_of_visited_nodes() -> None:
-    assert [(t.state.text, t.target) for t in process_targets(hand_tree())] == [
+    tree = hand_tree()
+    visited = [node for node in range(1, len(tree.parents)) if tree.visits[node]]
+    assert [(tree.states[node].text, target(tree, node)) for node in visited] == [
         *(("a", 1.0), (" A. ", -1.0), ("b", 0.0), ("c", 0.0), ("aa", 1.0), ("ab", -0.5), ("ba", -1.0)),
         *(("aaa", 1 / 3), ("18", 1.0), ("17", -1.0)),
     ]

@@ -50,11 +50,6 @@ def target(tree: Tree, node: int) -> float:
     return max(-1.0, min(1.0, tree.totals[node] / tree.visits[node]))
 
 
-def process_targets(tree: Tree) -> list[Labeled]:
-    """Return every visited state that follows an action, with its target (paper, ``D_proc``)."""
-    return [_labeled(tree, i) for i in range(1, len(tree.parents)) if tree.visits[i] > 0]
-
-
 def pointwise(tree: Tree) -> list[Labeled]:
     """Return the samples for the MSE head: each step of each path to a terminal state with reward +1 or -1.
 

@@ -1,4 +1,4 @@
-"""The results of searches, reduced to the fields that tables need."""
+"""The results of searches, reduced to the fields that tables need; a failed search counts as wrong."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Formats of a table: terminal, Markdown, LaTeX, HTML, CSV, JSON and a plot.
-
-The plot shows accuracy against cost, as in the paper's first figure.
-"""
+"""The cells, titles and notes of a table, and its formats for a terminal, Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
