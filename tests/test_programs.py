@@ -35,7 +35,8 @@ from mas_gym.errors import ConfigError, IdentityError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError, ProgramSession
-from mas_gym.programs.execution import Execution, ProgramStopped
+from mas_gym.programs.background import ProgramStopped
+from mas_gym.programs.execution import Execution
 from mas_gym.programs.program_loop import Loop
 from mas_gym.tasks.base import Grade, Problem
 from search import Plan

@@ -1,4 +1,8 @@
-"""Activity of a program besides its open calls: jobs on threads, sleeps and connections.
+"""Observation and interruption of programs in this process: jobs on threads, sleeps, connections, and their end.
+
+This module patches `threading.Thread.start`, reads local variables of waiting frames, and raises exceptions in other
+threads. A process that can be killed needs none of this, but it can only run a function that it can import: use
+`isolate=True` for these. A function object with its closures, clients and graphs exists only in this process.
 
 The order of concurrent calls must not depend on their speed, so a decision waits until no part of the program can make
 another call. A thread cannot make a call while it waits for a reply or, as its innermost frame shows,
@@ -12,13 +16,14 @@ depends on the load of the machine, which must not change the order of calls.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from pathlib import Path
 from time import monotonic
@@ -30,6 +35,70 @@ from mas_gym.internal.text import name_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class ProgramStopped(BaseException):
+    """Raised inside a program after the end of its execution; not an `Exception`, so that programs do not catch it."""
+
+
+def raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread, given by its identifier, when it next runs Python code; None cancels it."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+
+
+class Interrupt:
+    """Stops a program's thread by raising `ProgramStopped` in it, but only while it runs the program's code.
+
+    A thread also runs the library's code: during a model call, it may report a decision that a search waits for. An
+    exception there would lose the report.
+    """
+
+    def __init__(self) -> None:
+        """Start outside of the program's code."""
+        self._lock = threading.Lock()
+        self._thread = 0
+        self._due = False
+
+    def request(self) -> None:
+        """Stop the thread, now or when it next enters the program's code; safe to call on any thread."""
+        with self._lock:
+            self._due = True
+            if self._thread:
+                raise_in(self._thread, ProgramStopped)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Run the program's code on this thread. Raises `ProgramStopped` if a stop has already been requested."""
+        self._enter(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Run the library's code on this thread; a stop requested meanwhile is raised at the end."""
+        thread = threading.get_ident()
+        if thread != self._thread:
+            yield
+            return
+        self._leave()
+        try:
+            yield
+        finally:
+            self._enter(thread)
+
+    def _enter(self, thread: int) -> None:
+        with self._lock:
+            if self._due:
+                raise ProgramStopped
+            self._thread = thread
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._thread and self._due:
+                raise_in(self._thread, None)
+            self._thread = 0
 
 
 class Running(Protocol):

@@ -15,90 +15,25 @@ by agent and text. It therefore depends only on the concurrent calls, and not on
 
 from __future__ import annotations
 
-import ctypes
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from enum import Enum
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from mas_gym.errors import MASGymError
-from mas_gym.programs.background import Activity
+from mas_gym.programs.background import Activity, Interrupt, ProgramStopped
 from mas_gym.programs.chat_completions import Call, difference
 from mas_gym.programs.worlds import World
 
 
 class DivergenceError(MASGymError, RuntimeError):
     """A program made a different call on replay."""
-
-
-class ProgramStopped(BaseException):
-    """Raised inside a program after the end of its execution; not an `Exception`, so that programs do not catch it."""
-
-
-def raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in a thread, given by its identifier, when it next runs Python code; None cancels it."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
-
-
-class Interrupt:
-    """Stops a program's thread by raising `ProgramStopped` in it, but only while it runs the program's code.
-
-    A thread also runs the library's code: during a model call, it may report a decision that a search waits for. An
-    exception there would lose the report.
-    """
-
-    def __init__(self) -> None:
-        """Start outside of the program's code."""
-        self._lock = threading.Lock()
-        self._thread = 0
-        self._due = False
-
-    def request(self) -> None:
-        """Stop the thread, now or when it next enters the program's code; safe to call on any thread."""
-        with self._lock:
-            self._due = True
-            if self._thread:
-                raise_in(self._thread, ProgramStopped)
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Run the program's code on this thread. Raises `ProgramStopped` if a stop has already been requested."""
-        self._enter(threading.get_ident())
-        try:
-            yield
-        finally:
-            self._leave()
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Run the library's code on this thread; a stop requested meanwhile is raised at the end."""
-        thread = threading.get_ident()
-        if thread != self._thread:
-            yield
-            return
-        self._leave()
-        try:
-            yield
-        finally:
-            self._enter(thread)
-
-    def _enter(self, thread: int) -> None:
-        with self._lock:
-            if self._due:
-                raise ProgramStopped
-            self._thread = thread
-
-    def _leave(self) -> None:
-        with self._lock:
-            if self._thread and self._due:
-                raise_in(self._thread, None)
-            self._thread = 0
 
 
 class Origin(Enum):

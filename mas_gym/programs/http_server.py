@@ -17,8 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.background import ProgramStopped
 from mas_gym.programs.chat_completions import CallError, Reply, reply_to
-from mas_gym.programs.execution import Origin, ProgramStopped, given
+from mas_gym.programs.execution import Origin, given
 from mas_gym.programs.gateway import Gateway, refusal
 
 MAX_BODY = 16 * 2**20

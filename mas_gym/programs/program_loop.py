@@ -16,8 +16,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from mas_gym.programs.background import CURRENT, JOBS
-from mas_gym.programs.execution import Execution, ProgramStopped, raise_in
+from mas_gym.programs.background import CURRENT, JOBS, ProgramStopped, raise_in
+from mas_gym.programs.execution import Execution
 from mas_gym.programs.program_kinds import failed
 
 _BUSY_SECONDS = 0.3
