@@ -21,6 +21,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import DataError
 from mas_gym.logs import FORMATS, BrokenLine, LoggedMessage, Transcript, read_transcripts, recognize
+from mas_gym.logs.chats import chat
 
 ASKED, SAID = "What is 1 + 1?", "Final Answer: 2"
 RECORDED = Path(__file__).parent / "data" / "logs"
@@ -203,6 +204,19 @@ def test_crewai_log_holds_several_runs(tmp_path: Path) -> None:
     log = recorded("crewai-log.json")
     found, _ = read(write(tmp_path, [[*log, *log]]))
     assert [one.speakers for one in found] == [[*TEAM]] * 2
+
+
+def test_chat_entry_with_several_tool_responses_gives_a_message_each() -> None:
+    answers = [{"tool_call_id": "1", "name": "f", "content": "3"}, {"tool_call_id": "2", "name": "g", "content": "4"}]
+    messages = [
+        {"role": "system", "content": "Add.", "label": 0},
+        {"role": "user", "content": "1 + 2, 2 + 2?"},
+        {"role": "assistant", "content": "I call f and g.", "label": 1},
+        {"role": "tool", "tool_responses": answers},
+    ]
+    found = chat({"messages": messages})
+    assert [(one.speaker, one.text, one.label) for one in found.messages[1:]] == [("f", "3", None), ("g", "4", None)]
+    assert found.messages[0].label == 1
 
 
 def test_openai_batch_joins_two_files_and_reports_errors(tmp_path: Path) -> None:

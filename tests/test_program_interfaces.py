@@ -55,7 +55,7 @@ async def odd(question: str, client: AsyncOpenAI) -> str:
 def test_service_returns_the_programs_answer_or_its_error() -> None:
     program = Program(odd, agents=["Solver"])
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: 7")
-    service = Service(RunSpec((), program.mas, policy, search.load_planner("sc:3"), models=ProgramModels(program)))
+    service = Service(RunSpec((), program.mas, policy, search.load_planner("sc:3"), source=ProgramModels(program)))
     with (
         serving(make_app(service)) as base,
         openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,

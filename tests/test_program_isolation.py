@@ -106,7 +106,7 @@ def test_service_continues_after_a_program_disrupts_the_event_loop() -> None:
         await next(harms)()
 
     program = harmful(next_harm)
-    service = Service(RunSpec((), program.mas, ScriptedPolicy(answer), models=ProgramModels(program)))
+    service = Service(RunSpec((), program.mas, ScriptedPolicy(answer), source=ProgramModels(program)))
     with (
         serving(make_app(service)) as base,
         openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,

@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from contextvars import ContextVar
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,20 @@ class Listening(Caller):
     def said(self, request: SamplingRequest, seed: int) -> str:
         self.temperatures.add(request.temperature)
         return f"Final Answer: {seed % 3}"
+
+
+class Models(str, Enum):  # noqa: UP042 - StrEnum has another str()
+    FAST = "gpt-4o"
+
+
+def test_member_of_a_str_enumeration_is_sent_as_its_value() -> None:
+    def solve(question: str, client: OpenAI) -> str:
+        reply = client.chat.completions.create(model=Models.FAST, messages=[{"role": "user", "content": question}])
+        return f"{reply.model} Final Answer: 1"
+
+    program = Program(solve, agents=["gpt-4o"])
+    [plan] = search.run("single", problems(1), program=program, policy=Caller())
+    assert plan.error is None and "gpt-4o Final" in plan.text
 
 
 def test_temperature_0_in_the_program_warns_once(caplog: pytest.LogCaptureFixture) -> None:

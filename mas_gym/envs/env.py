@@ -128,14 +128,12 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         self.max_retries = whole_number("max_retries", max_retries, at_least=0)
         if task is None:
             raise ConfigError('expected a task, as in gym.make("MAS-Custom-v0", task="my.csv"), got none')
+        split = None if split is None else choice("split", split, SPLITS)
         self._task: Task | None = None
         self._load: Callable[[], Task] | None = None
         if isinstance(task, str):
             check_task_options(task, task_options)
-            path = None if data is None else os.fspath(data)
-            whole = path is not None and Path(path).expanduser().is_file()
-            split = (None if whole else "train") if split is None else choice("split", split, SPLITS)
-            self._load = partial(load_task, task, split, path, **task_options)
+            self._load = partial(_load_task, task, split, None if data is None else os.fspath(data), **task_options)
         else:
             refuse_unknown("option", task_options, ())
             self._task = as_task(task)
@@ -410,6 +408,12 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         for name, value in self.__dict__.items():
             twin.__dict__[name] = value if name in _SHARED else copy.deepcopy(value, memo)
         return twin
+
+
+def _load_task(task: str, split: str | None, path: str | None, **options: Any) -> Task:
+    """Load a task; a data file without a split is used whole."""
+    whole = path is not None and Path(path).expanduser().is_file()
+    return load_task(task, (None if whole else "train") if split is None else split, path, **options)
 
 
 def _read_action(action: object) -> tuple[str, int]:

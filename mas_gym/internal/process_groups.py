@@ -18,6 +18,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+
+_PASSES = 50
+_PAUSE_SECONDS = 0.2
 
 
 class _Guard:
@@ -74,7 +78,11 @@ class _Guard:
         if process is not None:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait()
+            try:
+                process.wait(timeout=1)
+            except subprocess.TimeoutExpired:
+                # Threads that still write to a folder end with this process. A return code keeps Popen from warning.
+                process.returncode = 0
 
     def close(self) -> None:
         """Kill the remaining groups and remove the remaining folders when the interpreter exits."""
@@ -161,9 +169,15 @@ def _main() -> None:
     for group in entries:
         if isinstance(group, int):
             _kill(group)
-    for folder in entries:
-        if isinstance(folder, str):
+    left = [folder for folder in entries if isinstance(folder, str)]
+    # Threads of a process that ends may still write to its folders.
+    for _ in range(_PASSES):
+        for folder in left:
             remove_tree(folder)
+        left = [folder for folder in left if os.path.exists(folder)]
+        if not left:
+            break
+        time.sleep(_PAUSE_SECONDS)
 
 
 if __name__ == "__main__":

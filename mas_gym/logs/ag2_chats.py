@@ -22,17 +22,9 @@ def ag2(row: JSONMapping | list[JSONMapping]) -> Transcript:
     Since version 1, AG2 saves events; the class of a serialized event is in ``__event__``.
     """
     if isinstance(row, list):
-        return chat({"messages": _from_events(row) if "__event__" in row[0] else _messages(row)})
+        return chat({"messages": _from_events(row) if "__event__" in row[0] else row})
     others = {key: row[key] for key in row if key not in ("chat_history", "chat_id", "summary")}
-    return chat({"sample_id": row.get("chat_id"), **others, "messages": _messages(row["chat_history"])})
-
-
-def _messages(history: list[JSONMapping]) -> list[JSONMapping]:
-    """Return the messages of a history, in which one entry may have several tool responses."""
-    found: list[JSONMapping] = []
-    for entry in history:
-        found += [{"role": "tool", **one} for one in list_of(inside(entry, "tool_responses"))] or [entry]
-    return found
+    return chat({"sample_id": row.get("chat_id"), **others, "messages": row["chat_history"]})
 
 
 def _from_events(events: list[JSONMapping]) -> list[JSONObject]:

@@ -76,7 +76,7 @@ def read_history(entries: object, question: str | None = None) -> Transcript:
         question: The question, if the log stores it separately from the messages.
 
     Raises:
-        BadRow: The entries are not a history, there is no question, or a system message has a label.
+        BadRow: The entries are not a history, or there is no question.
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise BadRow(f"expected a list of messages, got {shown(entries)}")
@@ -84,16 +84,14 @@ def read_history(entries: object, question: str | None = None) -> Transcript:
     dropped: Counter[str] = Counter()
     prompts: dict[str, str] = {}
     kept: list[RawMessage] = []
-    for one in (read_message(entry, names) for entry in entries):
+    for one in (read_message(part, names) for entry in entries for part in _parts_of(entry)):
         dropped.update(one.dropped)
-        if one.role != SYSTEM and not one.message.said.strip() and one.message.label is None:
-            dropped["empty message"] += 1
-        elif one.role != SYSTEM:
-            kept.append(one)
-        elif one.message.label is None:
+        if one.role == SYSTEM:
             _keep_prompt(prompts, one, dropped)
+        elif not one.message.said.strip() and one.message.label is None:
+            dropped["empty message"] += 1
         else:
-            raise BadRow(f"expected labels only for messages of the transcript, got one for {shown(one.message.text)}")
+            kept.append(one)
     kept, found = _without_question(kept, question, dropped)
     while kept and kept[-1].message.said.strip() == _STOP and kept[-1].message.label is None:
         kept.pop()
@@ -110,6 +108,11 @@ def read_history(entries: object, question: str | None = None) -> Transcript:
     dropped["system message without a single speaker"] += len(prompts.keys() - speakers)
     prompts = {name: text for name, text in prompts.items() if name in speakers}
     return Transcript(found, tuple(messages), agents=prompts, dropped=+dropped)
+
+
+def _parts_of(entry: object) -> Sequence[object]:
+    """Return the messages of an entry, which may have several tool responses."""
+    return [{"role": TOOL, **one} for one in list_of(inside(entry, "tool_responses"))] or [entry]
 
 
 def _keep_prompt(prompts: dict[str, str], one: RawMessage, dropped: Counter[str]) -> None:

@@ -489,7 +489,7 @@ class OpenAIPolicy(AsyncPolicy):
         if not fault.transient and fault.kind != "bad reply":
             raise PolicyError(
                 f"{where} rejected a request: {fault.reason}; leave a rejected parameter out with "
-                "extra_body={NAME: null}, and log-probabilities with logprobs=false"
+                "extra_body={NAME: null}, log-probabilities with logprobs=false, and n with choices=seeds"
             )
         now = asyncio.get_running_loop().time()
         # A server that accepts calls counts as down if it timed out twice and completed no other call meanwhile.

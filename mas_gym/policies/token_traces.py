@@ -218,7 +218,8 @@ class Traces:
             file = stem.with_suffix(_TABLE)
             try:
                 if file.exists():
-                    table = pa.Table.from_batches(parquet_batches(file))
+                    batches = [*parquet_batches(file)]
+                    table = pa.Table.from_batches(batches) if batches else _schema().empty_table()
                 else:
                     table = _read_stream(stem.with_suffix(_STREAM))
             except OSError as error:

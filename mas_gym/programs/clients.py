@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
@@ -128,6 +129,8 @@ def _plain(gateway: Gateway, client: Any, named: JSONObject) -> tuple[Call, Exec
         return None
     # openai's omitted values, and messages that are objects; httpx raises rejections as openai exceptions.
     with suppress(TypeError, ValueError, CallError):
+        # As JSON over HTTP, in which a member of a str enumeration is a plain text.
+        named = json.loads(json.dumps(named))
         return gateway.fitted(parsed_call(named, headers | node_headers(), gateway.normalize)), execution
     return None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from mas_gym.errors import SearchError
 from mas_gym.programs.chat_completions import Call
@@ -23,14 +22,10 @@ from mas_gym.programs.execution import (
     Tape,
     Waiting,
 )
+from mas_gym.programs.runner import ProgramError, Runner, no_call
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, RETURNED, unmarked
 from mas_gym.systems.state import Action, MASState
-
-if TYPE_CHECKING:
-    pass
-
-from mas_gym.programs.runner import ProgramError, Runner, no_call
 
 
 class ProgramSession:
@@ -116,8 +111,8 @@ class ProgramSession:
             if known is not None:
                 return known
             arrived = self._next[digest, text] = Future[MASState]()
-        # One of the searches that wait for the state may end without it.
-        arrived.set_running_or_notify_cancel()
+            # One of the requests that wait for the state may end without it.
+            arrived.set_running_or_notify_cancel()
         report = self._reporter(state, text, arrived)
         parked = self._runner.unpark(id(self), digest)
         if parked is not None:
@@ -165,7 +160,10 @@ class ProgramSession:
                 reached = self._reached(state, text, outcome)
             except Exception as error:
                 execution.drop()
-                arrived.set_exception(error)
+                # A parked execution may fail after the search has received the state.
+                failed = Future[MASState]() if arrived.done() else arrived
+                failed.set_exception(error)
+                self._next[b"" if state is None else state.digest, text] = failed
                 return
             if isinstance(outcome, Waiting):
                 self._runner.park(id(self), reached.digest, execution)

@@ -158,7 +158,9 @@ def improve(
         own = replace(spec, problems=problems, policy=load_policy(policy), store=out / STORE, seed=config.seed)
         _search(own, config, log, listen)
         log("training a critic on them")
-        teach(partial(trees, own), folder, "masprm", "bt", start, log=log, **dict(config.critic))
+        settings = dict(config.critic)
+        view = settings.pop("view", "full")
+        teach(partial(trees, own), folder, "masprm", "bt", start, view, log=log, **settings)
         critic = load_critic(str(folder))
         first = load_critic(str(out / "generation-0" / "masprm")) if number else critic
         log(f"evaluating on {len(held_out):,} held-out problems")

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from queue import Full, Queue
 
@@ -64,7 +64,7 @@ class Service:
     references: Iterable[Problem] | None = None
     decimal: Decimal = "."
     model: str = "mas-gym"
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     max_body: int = 2**20
     max_question: int | None = None
 

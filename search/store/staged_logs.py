@@ -13,6 +13,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from mas_gym.errors import StoreError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.logs import BrokenLine, LoggedMessage, ToolCall, Transcript
 from mas_gym.tasks.base import Kind
@@ -91,9 +92,15 @@ class Staging:
             self.lines.append(line)
 
     def fill(self, transcripts: Iterable[Transcript], kind: Kind | None) -> None:
-        """Stage all transcripts."""
+        """Stage all transcripts. Raises `StoreError` if the temporary folder is full."""
         for one in transcripts:
-            self._add(one)
+            try:
+                self._add(one)
+            except sqlite3.Error as error:
+                raise StoreError(
+                    f"temporary file for the import: {error}; free space in the temporary folder, or name another one "
+                    "with the environment variable SQLITE_TMPDIR"
+                ) from error
         query = "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY question HAVING count(DISTINCT first) > 1)"
         if self._connection.execute(query).fetchone()[0]:
             self.agents[START] = None

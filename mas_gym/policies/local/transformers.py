@@ -1,16 +1,22 @@
 """Policies that run a transformers model in this process."""
 
+# ruff: noqa: E402 - the error about a missing package comes before its import
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, need, whole_number
+
+for _package in ("torch", "transformers"):
+    need(_package, "running a model in this process", "local")
+
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, whole_number
 from mas_gym.policies.base import (
     Choice,
     Sample,

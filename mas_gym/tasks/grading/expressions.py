@@ -207,7 +207,7 @@ def read_expression(span: str) -> str | None:
     if formulas:
         gaps = [text[a.end() : b.start()] for a, b in pairwise(found)]
         joined = all(_BETWEEN.fullmatch(gap) for gap in gaps)
-        text = " or ".join(formulas) if joined else formulas[-1]
+        text = ", or ".join(formulas) if joined else formulas[-1]
     else:
         end = _SENTENCE_END.search(text)
         text = text[: end.start()] if end is not None else text
