@@ -42,8 +42,8 @@ Reply = tuple[int, Any]
 
 def app_of(policy: Any = None, **options: Any) -> Any:
     planner = search.load_planner("sc:2")
-    service = Service(RunSpec((), mas_gym.load_mas("rpsv"), policy or hash_policy(), planner, concurrency=4))
-    return make_app(service, **options)
+    spec = RunSpec((), mas_gym.load_mas("rpsv"), policy or hash_policy(), planner, concurrency=4)
+    return make_app(Service(spec, **options))
 
 
 @pytest.fixture(scope="module")
