@@ -136,8 +136,10 @@ class _Connection(H11Protocol):
         self.logger, self.access_log = _logger, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Limit the time until the first request."""
+        """Send the head and the body of a reply without waiting for an acknowledgment between them."""
         super().connection_made(transport)
+        # asyncio sets this only for sockets that name the protocol TCP, which those of `socket.create_server` do not.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.loop.call_later(HEAD_SECONDS, self._close_unused)
 
     def _close_unused(self) -> None:
