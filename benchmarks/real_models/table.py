@@ -94,6 +94,7 @@ def cut(system: str) -> float:
 SEARCHES = {
     "sc": ("sc:5, weighted by ", ("MASPRM", "ORM")),
     "sbs": ("sbs:5,1, ", ("policy likelihood", "MASPRM")),
+    "sbs53": ("sbs:5,3, ", ("policy likelihood",)),
     "mcts": ("mcts:10,3, ", ("policy likelihood", "MASPRM", "ORM")),
 }
 """The stored searches with the paper's token limits: their labels and their critics, by the name of the search."""
@@ -105,6 +106,7 @@ PAIRS = (
     ("RPSV | bon:5, ORM", "`cot` | sc:13"),
     ("RPSV | sbs:5,1, policy likelihood", "`cot` | sc:13"),
     ("RPSV | sbs:5,1, MASPRM", "`cot` | sc:13"),
+    ("RPSV | sbs:5,3, policy likelihood", "`cot` | sc:20"),
     ("RPSV | mcts:10,3, MASPRM", "`cot` | sc:20"),
     ("RPSV | bon:5, ORM", "RPSV | sc:5"),
     ("RPSV | sbs:5,1, MASPRM", "RPSV | sc:5"),
