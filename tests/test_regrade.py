@@ -55,7 +55,7 @@ def test_message_without_a_legal_recipient_is_no_answer(tmp_path: Path) -> None:
     agents = [{"name": name, "system_prompt": f"You are {name}."} for name in ("Solver", "Critic")]
     edges = [["q", "Solver"], ["Solver", "Critic"], ["Critic", "Solver"], ["Critic", "sink"]]
     mas = {"name": "pair", "agents": agents, "edges": edges, "max_turns": 4, "route": "message"}
-    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 0 -> nobody")
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 0 -> Planner")
     [plan] = search.run("single", PROBLEMS[:1], mas=mas, policy=policy, store=tmp_path / "runs.db")
     assert plan.answer is None and not plan.correct
     result = regrade(tmp_path / "runs.db", run_of(tmp_path / "runs.db"), KindGrader(), "again")

@@ -75,7 +75,8 @@ def searched(name: str, label: str, critic: str) -> Rows:
     tokens = sum(plan.usage.generated_tokens for plan in plans) / len(plans)
     rows = {f"RPSV | {label}{critic}": Row({plan.problem_id: float(bool(plan.correct)) for plan in plans}, tokens)}
     if label.startswith("sc:5"):
-        best = {plan.problem_id: max(plan.candidates, key=lambda one: one.score or 0.0) for plan in plans}
+        # Every sample of a weighted vote has a score.
+        best = {plan.problem_id: max(plan.candidates, key=lambda one: float(one.score)) for plan in plans}  # type: ignore[arg-type]
         right = {problem: float(bool(candidate.correct)) for problem, candidate in best.items()}
         rows[f"RPSV | bon:5, {critic}"] = Row(right, tokens)
     return rows

@@ -20,7 +20,7 @@ _BATCH = 64
 _ROW = 256
 """Least memory of a row, in bytes: Parquet stores any number of equal values in a few bytes."""
 _ITEM = 64
-"""Memory of an item of a list as a Python object, in bytes, for the same reason."""
+"""Bytes of a list item as a Python object, for the same reason."""
 
 
 def parquet_rows(path: Path) -> Iterator[JSONObject]:
@@ -35,7 +35,7 @@ def parquet_batches(path: Path, item: int = 0) -> Iterator[pyarrow.RecordBatch]:
 
     Args:
         path: The file.
-        item: Memory of an item of a list, in bytes, beside Arrow's.
+        item: Bytes that the caller needs for each list item, in addition to Arrow's memory.
 
     Raises:
         DataError: It is not a Parquet file, or its decoded rows are larger than `LARGEST`.

@@ -53,7 +53,7 @@ class Stage(Protocol):
     def on_loop(self, execution: Execution, work: Callable[[], object]) -> Callable[[], None]:
         """Run, on the programs' loop, the coroutine that ``work`` returns; return a function that cancels it."""
 
-    def beside(self, work: Callable[[], object]) -> Callable[[], None]:
+    def on_side_loop(self, work: Callable[[], object]) -> Callable[[], None]:
         """Run, on the internal loop, which user code never blocks, the coroutine that ``work`` returns."""
 
 
@@ -198,7 +198,7 @@ class CommandSource:
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Start a process in a new group; stopping kills the group."""
-        return stage.beside(lambda: self._run(execution, stage))
+        return stage.on_side_loop(lambda: self._run(execution, stage))
 
     async def _run(self, execution: Execution, stage: Stage) -> None:
         try:

@@ -241,7 +241,7 @@ class Runner(IdleMonitor):
         # Waking the loop lets other threads run, which would then wait for the lock.
         return programs.task(work, execution.token)
 
-    def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
+    def on_side_loop(self, work: Callable[[], Any]) -> Callable[[], None]:
         """Run a coroutine on the internal loop, which user code never blocks."""
         return self._side_loop().task(work)
 

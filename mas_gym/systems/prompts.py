@@ -38,8 +38,7 @@ def chat_messages(mas: MAS, state: MASState) -> tuple[ChatMessage, ...]:
     if state.acting == mas.sink:
         return ()
     agent = mas.agents[state.acting]
-    recipients = nameable(mas, state) if agent.route == "message" else ()
-    prompt = filled_prompt(mas, agent, recipients, (mas.max_turns or 0) - state.depth).strip()
+    prompt = filled_prompt(mas, agent, nameable(mas, state), (mas.max_turns or 0) - state.depth).strip()
     return ChatMessage("system", prompt), ChatMessage("user", "\n\n".join(agent_inputs(mas, state)))
 
 

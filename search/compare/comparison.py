@@ -87,7 +87,7 @@ def matched(
     refused: Callable[[str], None] = lambda reason: None,
     start: Start = start_here,
 ) -> list[tuple[Row, Row, CalibratedSize]]:
-    """Resize every row to meet a cost on the calibration problems; return each row before and after, with its size.
+    """Change the size of each row to match a cost; return the old row, the new row and the new size.
 
     ``refused`` is called with the reason for each skipped row.
 

@@ -135,7 +135,7 @@ def _graded(problem: Problem, content: Document, grader: Grader, read: Callable[
     grades: dict[str, Grade] = {}
     graded: list[Node] = []
     for node in dict.fromkeys(node for node in nodes if node is not None):
-        # A message without a recipient reached nobody, so it is no answer (`search.grading.ProblemGrader.key`).
+        # A final message without a legal recipient is no answer (`search.grading.ProblemGrader.key`).
         text = read(tree["texts"][tree["text"][node - 1]]) if node and tree["recipients"][node - 1] else ""
         if text not in grades:
             grades[text] = grader.grade(problem, text)
