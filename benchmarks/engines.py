@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import psutil
+from transformers import AutoModelForCausalLM
 
 import mas_gym
 from mas_gym.internal.adapter import wrapped_part
@@ -46,11 +47,11 @@ def sampled(policy: AsyncPolicy, requests: Sequence[SamplingRequest]) -> Figure:
     return Figure(tokens, time.perf_counter() - start, cpu_seconds() - cpu)
 
 
-def generated(engine: Any, requests: Sequence[SamplingRequest]) -> Figure:
+def generated(engine: Any, model: Any, requests: Sequence[SamplingRequest]) -> Figure:
     """Sample all requests in one batch of ``generate``."""
     import torch
 
-    model, pad = engine.model, engine.format.tokenizer.pad_token_id or 0
+    pad = engine.format.tokenizer.pad_token_id or 0
     start, cpu = time.perf_counter(), cpu_seconds()
     rows = [engine.format.encode(request.messages, request.max_new_tokens).ids for request in requests]
     width = max(map(len, rows))
@@ -76,6 +77,8 @@ def main() -> None:
     parser.add_argument("--rivals", type=int, default=48, help="questions that llama.cpp and generate receive at most")
     given = parser.parse_args()
     ours, llama = load_policy(given.policy), None if given.gguf is None else load_policy(given.gguf)
+    engine, folder = wrapped_part(ours), given.policy.partition(":")[2]
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=engine.model.dtype).to(engine.model.device)
     task = mas_gym.load_task("gsm8k", split="test", data=given.data)
     for rows in map(int, given.rows.split(",")):
         requests = [
@@ -86,7 +89,7 @@ def main() -> None:
         found = {"transformers:": sampled(ours, requests)}
         if llama is not None:
             found["gguf:"] = sampled(llama, few)
-        found["generate"] = generated(wrapped_part(ours), few)
+        found["generate"] = generated(engine, plain, few)
         for name, one in found.items():
             rates = one.tokens / one.seconds, one.tokens / one.cpu
             print(f"{rows:4} rows  {name:14} {rates[0]:7.1f} tokens/s {rates[1]:7.1f} per CPU second", flush=True)

@@ -33,6 +33,7 @@ from mas_gym.policies.local import forward
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import Decoder, DecodingJob, draw, uniforms
 from mas_gym.policies.local.forward import CausalModel, EncodedPrompt, PrefixStore, check_padding
+from mas_gym.policies.local.packed_linear import fast_bfloat16, pack_linear
 from mas_gym.policies.local.slots import Slots
 from mas_gym.policies.local.step_graphs import StepGraphs
 from mas_gym.systems.prompts import ChatMessage
@@ -625,6 +626,32 @@ def test_steps_of_fixed_shape_give_the_same_replies(folder: Path) -> None:
     padded._model.graphs = StepGraphs(padded._model._forward, padded._model.device)
     many = requests(90)
     assert [reply.samples for reply in padded.sample(many)] == [reply.samples for reply in plain.sample(many)]
+
+
+def test_draws_from_a_large_vocabulary_equal_those_from_sorted_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(3)
+    logits = torch.from_numpy(generator.normal(size=(6, 600 * 64 + 13)))
+    # Nuclei of one token, of a few hundred and of nearly all; the last tokens belong to no group.
+    logits[:2, -5:] += 12
+    logits[2:4, 100:400] += 9
+    settings = np.full(6, 0.7), np.full(6, 0.95), generator.random(6), 0.0
+    grouped = draw(logits, *settings)
+    monkeypatch.setattr(decode_module, "_GROUP", logits.shape[1])
+    for found, expected in zip(grouped, draw(logits, *settings), strict=True):
+        assert (found == expected).all()
+
+
+@pytest.mark.skipif(not fast_bfloat16(), reason="the processor has no matrix instructions for bfloat16")
+def test_packed_layers_equal_linear_layers() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(96, 40), torch.nn.Linear(40, 17, bias=False)).to(torch.bfloat16)
+    packed = deepcopy(plain)
+    with torch.inference_mode():
+        pack_linear(packed)
+        assert not list(packed.parameters())[1:]
+        for rows in (1, 3, 64, 200):
+            inputs = torch.randn(rows, 96, dtype=torch.bfloat16)
+            torch.testing.assert_close(packed(inputs), plain(inputs))
 
 
 def test_bfloat16_model_runs_without_the_float64_copy(folder: Path) -> None:

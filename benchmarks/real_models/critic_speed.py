@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import search
-from mas_gym.policies.local.forward import fast_bfloat16
+from mas_gym.policies.local.packed_linear import fast_bfloat16
 from rewardmodels.model.backbone import load_scalar, load_tokenizer
 from rewardmodels.model.critic_folder import CriticInfo, model_card, save_folder
 from rewardmodels.model.trained_critics import LearnedCritic

@@ -103,6 +103,7 @@ class LearnedCritic(ModelCritic):
             return
         need("torch", "a local reward model", "local")
         from mas_gym.policies.local.forward import prefix_cache_megabytes
+        from mas_gym.policies.local.packed_linear import pack_linear
         from rewardmodels.model.prefix_cache import PrefixScorer
 
         device, dtype = self._place()
@@ -114,6 +115,7 @@ class LearnedCritic(ModelCritic):
         if self._identity.setdefault("files", files) != files:
             raise DataError(f"{self._folder} changed after the critic's identity was read; load the critic again")
         megabytes = prefix_cache_megabytes(model) if self._memory is None else self._memory
+        pack_linear(model.base_model)
         self._scorer = PrefixScorer(model, tokenizer.pad_token_id, self._share, megabytes * _MEGABYTE)
 
     def unload(self) -> None:
@@ -127,7 +129,7 @@ class LearnedCritic(ModelCritic):
     def _place(self) -> tuple[str, str]:
         import torch
 
-        from mas_gym.policies.local.forward import fast_bfloat16
+        from mas_gym.policies.local.packed_linear import fast_bfloat16
 
         self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.concurrent = self._device != "cpu" if self._concurrent is None else self._concurrent

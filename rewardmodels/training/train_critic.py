@@ -147,7 +147,7 @@ def open_backbone(
     import torch
     from transformers import AutoConfig
 
-    from mas_gym.policies.local.forward import fast_bfloat16
+    from mas_gym.policies.local.packed_linear import fast_bfloat16
 
     # bitsandbytes warns about missing hub kernels, which are not needed here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

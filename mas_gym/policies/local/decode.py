@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ Bools = npt.NDArray[np.bool_]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HEADS = (16, 256)
 _CACHED_LOGITS = 1 << 18
+_GROUP = 64
 
 
 class Draws(NamedTuple):
@@ -84,8 +86,6 @@ def uniforms(seeds: npt.NDArray[np.uint64], steps: Ints) -> Floats:
 def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> Draws:
     """Sample one token per row by inverse CDF over the nucleus, ordered by token id.
 
-    Rows of large vocabularies are processed in blocks that fit the processor's cache.
-
     Args:
         logits: ``[n, V]`` finite floats on any device.
         temperature: ``[n]`` softmax temperatures; below `MIN_TEMPERATURE` the most likely token is taken.
@@ -93,34 +93,61 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
         uniform: ``[n]`` numbers in ``[0, 1)``.
         tolerance: Absolute error of one probability, or relative difference of two, below which a draw is ambiguous.
     """
-    rows = max(1, _CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    blocks = [slice(start, start + rows) for start in range(0, len(logits), rows)]
-    found = [_draw(logits[b], temperature[b], top_p[b], uniform[b], tolerance) for b in blocks]
-    return found[0] if len(found) == 1 else Draws(*map(np.concatenate, zip(*found, strict=True)))
-
-
-def _draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> Draws:
-    if logits.dtype != torch.float64:
-        logits = logits.float()
     greedy = temperature < MIN_TEMPERATURE
-    divisor = torch.from_numpy(np.where(greedy, 1.0, temperature)).to(logits)
-    scaled = logits / divisor[:, None]
-    total, plain = torch.logsumexp(scaled, dim=1), torch.logsumexp(logits, dim=1)
+    divisor = np.where(greedy, 1.0, temperature)
     limits = np.where(greedy, 0.0, np.where(top_p >= 1, np.inf, top_p))
-    picked, doubtful = np.zeros(len(limits), dtype=np.int64), np.zeros(len(limits), dtype=np.bool_)
-    rows = np.arange(len(limits))
+    heads = [*(head for head in _HEADS if head < logits.shape[1]), logits.shape[1]]
+    total, plain, entropy, certainty = _by_block(_totals, logits, torch.from_numpy(divisor))
+    picked, logprobs = np.zeros(len(limits), dtype=np.int64), np.zeros(len(limits))
+    doubtful, rows = np.zeros(len(limits), dtype=np.bool_), np.arange(len(limits))
     # A nucleus is nearly always small, and sorting the whole vocabulary is expensive.
-    for head in (*(h for h in _HEADS if h < logits.shape[1]), logits.shape[1]):
-        part = slice(None) if len(rows) == len(limits) else torch.from_numpy(rows).to(scaled.device)
-        top, ids = torch.topk(scaled[part], head, dim=1)
-        candidates = _numpy(top), _numpy(ids), _numpy(total)[rows]
-        picked[rows], doubtful[rows], covered = _pick(*candidates, limits[rows], uniform[rows], tolerance)
+    for head in heads:
+        part = logits if len(rows) == len(limits) else logits[torch.from_numpy(rows).to(logits.device)]
+        top, ids = _by_block(partial(_largest, count=head), part)
+        candidates = top / divisor[rows, None], ids, total[rows]
+        place, doubtful[rows], covered = _pick(*candidates, limits[rows], uniform[rows], tolerance)
+        each = np.arange(len(rows)), place
+        picked[rows], logprobs[rows] = ids[each], top[each] - plain[rows]
         rows = rows[~covered]
         if not len(rows):
             break
-    chosen = torch.from_numpy(picked).to(logits.device)
-    logprobs = _numpy(logits.gather(1, chosen[:, None])[:, 0]) - _numpy(plain)
-    return Draws(picked, logprobs, doubtful, *(_numpy(one) for one in spread(logits, plain)))
+    return Draws(picked, logprobs, doubtful, entropy, certainty)
+
+
+def _by_block(
+    work: Callable[..., tuple[torch.Tensor, ...]], logits: torch.Tensor, *more: torch.Tensor
+) -> list[npt.NDArray[Any]]:
+    """Return the results of ``work`` for all rows; on a CPU, it gets rows of large vocabularies that fit the cache."""
+    rows = max(1, _CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    found = []
+    for start in range(0, len(logits), rows):
+        block = logits[start : start + rows]
+        block = block if block.dtype == torch.float64 else block.float()
+        found.append([_numpy(one) for one in work(block, *(one[start : start + rows].to(block) for one in more))])
+    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+
+
+def _totals(logits: torch.Tensor, divisor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the logs of the normalizers, with and without temperature, the entropy and the self-certainty."""
+    plain = torch.logsumexp(logits, dim=1)
+    return torch.logsumexp(logits / divisor[:, None], dim=1), plain, *spread(logits, plain)
+
+
+def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest logits of each row and their token ids, the largest first.
+
+    The ``count`` largest logits are in the ``count`` groups with the largest maxima. Sorting these is many times faster
+    than `torch.topk` of a large vocabulary on a CPU.
+    """
+    groups = logits.shape[1] // _GROUP
+    if groups <= 2 * count:
+        return tuple(torch.topk(logits, count, dim=1))
+    within = torch.arange(_GROUP, device=logits.device)
+    leading = torch.topk(logits[:, : groups * _GROUP].unflatten(1, (groups, _GROUP)).amax(2), count, dim=1).indices
+    rest = torch.arange(groups * _GROUP, logits.shape[1], device=logits.device).expand(len(logits), -1)
+    ids = torch.cat(((leading[:, :, None] * _GROUP + within).flatten(1), rest), dim=1)
+    top, places = torch.topk(logits.gather(1, ids), count, dim=1)
+    return top, ids.gather(1, places)
 
 
 def spread(logits: torch.Tensor, total: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +176,7 @@ def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
 def _pick(
     scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float
 ) -> tuple[Ints, Bools, Bools]:
-    """Return the chosen ids, the ambiguous rows, and the rows whose nucleus is certainly inside these candidates.
+    """Return the chosen columns, the ambiguous rows, and the rows whose nucleus is certainly inside these candidates.
 
     ``scaled`` and ``ids`` are ``[n, k]`` with the most likely token first; ``total`` is the log of the normalizer.
     If ``top_p`` is 0, only the most likely token is kept; if it is infinite, every token is kept.
@@ -176,7 +203,7 @@ def _pick(
             other, close = _place(p[one], order[one], kept[None], uniform[one], tolerance)
             doubtful[row] |= close[0] or other[0] != place[row]
     # The last candidate must lie outside, or a missing one might belong to the nucleus or tie with its last member.
-    return ids[rows, place], doubtful, before[:, -1] - tolerance > top_p
+    return place, doubtful, before[:, -1] - tolerance > top_p
 
 
 def _place(p: Floats, order: Ints, kept: Bools, uniform: Floats, tolerance: float) -> tuple[Ints, Bools]:

@@ -31,6 +31,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from mas_gym.errors import PolicyError
 from mas_gym.internal.idle_cores import IdleCores
 from mas_gym.policies.local.attention import share_keys
+from mas_gym.policies.local.packed_linear import pack_linear
 from mas_gym.policies.local.slots import Prefilled, Slots
 from mas_gym.policies.local.step_graphs import StepGraphs
 
@@ -188,11 +189,6 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def fast_bfloat16() -> bool:
-    """Return whether this processor multiplies bfloat16 matrices faster than float32 (AVX512-BF16, AMX)."""
-    return bool(torch.cpu._is_avx512_bf16_supported())
-
-
 class CausalModel:
     """A causal LM with the two calls that decoding needs, and a float64 copy that resolves ambiguous samples."""
 
@@ -206,6 +202,7 @@ class CausalModel:
         head = model.get_output_embeddings()
         if head is not None:
             head.register_forward_pre_hook(_adjacent)
+        pack_linear(model)
         accepted = inspect.signature(model.forward).parameters
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._positions = "position_ids" in accepted
