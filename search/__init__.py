@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from mas_gym.policies.base import Sampling as Sampling
     from search.answers_by_turn import TurnAnswer as TurnAnswer
     from search.answers_by_turn import turn_answers as turn_answers
-    from search.budget import Budget as Budget
     from search.compare import Comparison as Comparison
     from search.compare import compare as compare
     from search.compare import compare_results as compare_results
+    from search.costs import Budget as Budget
+    from search.costs import TagUsage as TagUsage
+    from search.costs import Usage as Usage
     from search.critics import ConstantCritic as ConstantCritic
     from search.critics import PolicyLikelihood as PolicyLikelihood
     from search.engine.run import Run as Run
@@ -71,8 +73,6 @@ if TYPE_CHECKING:
     from search.tree import Node as Node
     from search.tree import Proposal as Proposal
     from search.tree import Tree as Tree
-    from search.usage import TagUsage as TagUsage
-    from search.usage import Usage as Usage
 
 # Import the package now, so that a later import does not replace the function of the same name.
 import_module("search.compare")

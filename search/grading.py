@@ -11,8 +11,8 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Grader, Problem, Task
 from mas_gym.tasks.grading.answers import NO_REFERENCE, KindGrader
 from mas_gym.tasks.grading.judge import Judge
+from search.costs import Usage
 from search.plan import AnytimePoint, Plan
-from search.usage import Usage
 
 _QUICK = ("number", "choice", "text", "regex")
 """Answer kinds that are graded in microseconds."""

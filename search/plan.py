@@ -12,8 +12,8 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
+from search.costs import Usage
 from search.tree import Proposal, Tree
-from search.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from mas_gym.internal.suggestions import did_you_mean, refuse_unknown
 from mas_gym.policies.base import ARMS
 from mas_gym.policies.usage_meters import Price, check_price
 from mas_gym.systems.loading import read_yaml
-from search.usage import Usage
+from search.costs import Usage
 
 _EXAMPLE = "{prompt: 0.15, cached: 0.075, generated: 0.60}"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mas_gym.errors import ConfigError
-from search.usage import Usage
+from search.costs import Usage
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy, Sampling
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import load_mas
 from mas_gym.tasks.base import Problem, as_problems
-from search.budget import Budget
+from search.costs import Budget
 from search.engine.journal import Journal
 from search.engine.run import Run
 from search.engine.scheduler import Scheduler

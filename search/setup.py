@@ -15,7 +15,7 @@ from mas_gym.policies.batch_queue import as_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Task
-from search.budget import Budget
+from search.costs import Budget
 from search.planners.single_pass import SinglePass
 from search.progress import Progress
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
@@ -101,7 +101,7 @@ def make_setup(spec: RunSpec) -> Setup:
 
     Raises:
         ConfigError: A part does not implement its protocol, the planner and the critic are incompatible, or a budget or
-            the planner needs prices, and there are none or invalid ones (see `search.budget.Budget.priced`).
+            the planner needs prices, and there are none or invalid ones (see `search.costs.Budget.priced`).
         UnknownNameError: A model has no price.
     """
     policy, critic = as_policy(spec.policy), None if spec.critic is None else as_critic(spec.critic)

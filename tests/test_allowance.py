@@ -12,8 +12,7 @@ import search
 from mas_gym.errors import PolicyError
 from mas_gym.policies import ScriptedPolicy
 from search import Budget, Propose
-from search.budget import Allowance, Cost
-from search.usage import Usage
+from search.costs import Allowance, Cost, Usage
 
 MAS = chain(4)
 

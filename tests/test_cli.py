@@ -28,8 +28,8 @@ from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.internal.text import by_cause
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
+from search.costs import Usage
 from search.progress import Progress
-from search.usage import Usage
 
 PROBLEMS = 6
 HOSTILE = "\x1b[2J[red]</script><script>alert(1)</script>"

@@ -22,11 +22,11 @@ from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, Pol
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
+from search.costs import AMOUNTS
 from search.engine import one_search
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import Scheduler, Searched
 from search.setup import RunSpec, make_setup
-from search.usage import AMOUNTS
 
 RPSV = chain(4)
 

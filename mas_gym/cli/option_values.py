@@ -48,7 +48,7 @@ def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -
     Raises:
         ConfigError: A limit is unknown, not a positive number, or in USD without prices.
     """
-    from search.budget import Budget
+    from search.costs import Budget
 
     try:
         budget = replace(Budget.read(",".join(pairs)) if pairs else Budget(), prices=prices)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
-from search.budget import Budget
 from search.compare.comparison_runs import Row, Start, measure, start_here
+from search.costs import Budget
 from search.planners.registry import planner_spec
 from search.protocol import planner_name
 from search.results.outcomes import Outcome

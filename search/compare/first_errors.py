@@ -31,10 +31,10 @@ from mas_gym.systems.loading import load_mas
 from search.compare.blame import largest_fall
 from search.compare.reliability import Bin, ScoredState, gap, value_bins
 from search.compare.transcripts import NOBODY, LabeledTranscript, Scored, divide, read_labeled, score_transcripts
+from search.costs import Usage
 from search.critic_registry import load_critic
 from search.protocol import Critic
 from search.results.intervals import Counts, Interval, bootstrap
-from search.usage import Usage
 
 Rule = Literal["value", "fall"]
 RULES: tuple[Rule, ...] = ("value", "fall")

@@ -32,11 +32,11 @@ from mas_gym.systems.loading import load_mas, mas_names
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.data_rows import BadRow, read_rows
 from mas_gym.tasks.files import read_file
+from search.costs import Usage
 from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.results.run_info import is_recorded
 from search.store.store import is_database, open_store
 from search.tree import Proposal
-from search.usage import Usage
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 NOBODY = -1

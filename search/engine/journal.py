@@ -9,13 +9,13 @@ from time import perf_counter
 
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
+from search.costs import Usage
 from search.models.base import SampleOrigin
 from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.progress import Listener, Progress
 from search.setup import Setup
 from search.store.run_writer import RunWriter
-from search.usage import Usage
 
 logger = logging.getLogger("search")
 

@@ -20,7 +20,7 @@ from mas_gym.internal.user_files import place_of
 from mas_gym.policies.base import derive_seed
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
-from search.budget import Budget
+from search.costs import Budget, Usage
 from search.grading import ProblemGrader
 from search.models.base import MakeModel
 from search.plan import Plan, checked_plan
@@ -39,7 +39,6 @@ from search.protocol import (
 )
 from search.setup import Setup
 from search.tree import Proposal
-from search.usage import Usage
 
 T = TypeVar("T")
 

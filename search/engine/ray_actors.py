@@ -25,7 +25,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.tasks.base import Problem, Task
-from search.budget import Budget, Cost
+from search.costs import Budget, Cost, Usage
 from search.engine.journal import Journal
 from search.engine.run import Run
 from search.engine.scheduler import DroppedError, Scheduler, Searched, Searcher
@@ -35,7 +35,6 @@ from search.runs import FROM_CONFIG, FleetSettings, FromConfig, config_policies,
 from search.setup import RunSpec, make_setup
 from search.store.run_identity import engine_identity
 from search.store.run_writer import open_run_writer
-from search.usage import Usage
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

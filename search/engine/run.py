@@ -21,10 +21,10 @@ from weakref import WeakSet
 from mas_gym.errors import DataError
 from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.tasks.base import Problem
+from search.costs import Usage
 from search.engine.journal import Journal
 from search.engine.scheduler import DroppedError, Searched, Searcher
 from search.plan import Plan
-from search.usage import Usage
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from mas_gym.errors import EngineUnavailableError, PolicyError, SearchError
 from mas_gym.internal.event_loop import Threads, on_engine_loop
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.tasks.base import Problem
-from search.budget import Allowance, Budget, Cost
+from search.costs import Allowance, Budget, Cost, Usage
 from search.engine.critic_batches import CriticBatches
 from search.engine.one_search import ActiveSearch
 from search.grading import ProblemGrader
@@ -29,7 +29,6 @@ from search.models.base import MakeModel, SampleOrigin
 from search.models.played import PlayedModel
 from search.plan import Plan
 from search.setup import Setup
-from search.usage import Usage
 
 
 class DroppedError(SearchError):

@@ -15,11 +15,11 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade, Problem
+from search.costs import Usage
 from search.plan import Plan
 from search.protocol import REQUESTS, Model, Propose, Request, Tag, Tags
 from search.setup import Setup
 from search.tree import Proposal
-from search.usage import Usage
 
 SampleFrom = Callable[[SamplingRequest], Awaitable[SamplingReply]]
 Report = Callable[[str, Usage], None]

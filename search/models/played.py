@@ -13,11 +13,11 @@ from mas_gym.internal.event_loop import together
 from mas_gym.policies.base import Messages, Sample, Sampling, SamplingReply, SamplingRequest, derive_seed
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.state import Action, MASState
+from search.costs import TagUsage, Usage
 from search.models.base import SampleFrom, SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose
 from search.tree import Proposal
-from search.usage import TagUsage, Usage
 
 _TURN = -1
 """Used in place of a sample number, for the seed that chooses the first tag at a state."""

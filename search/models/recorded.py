@@ -13,11 +13,11 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Grade
 from mas_gym.tasks.grading.answers import NO_REFERENCE
+from search.costs import Usage
 from search.models.base import SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose
 from search.tree import Proposal, Tree
-from search.usage import Usage
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from search.costs import TagUsage
 from search.plan import Plan
-from search.usage import TagUsage
 
 
 class Outcome(NamedTuple):

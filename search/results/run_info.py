@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.systems.graph import MAS
-from search.usage import Usage
+from search.costs import Usage
 
 RECORDED = "recorded"
 """Planner class in the config of an imported run."""

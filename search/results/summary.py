@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
+from search.costs import Usage
 from search.results.anytime_curve import CurvePoint, anytime_curve
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
 from search.results.outcomes import Outcome
-from search.usage import Usage
 
 HIT_RANKS = (1, 3, 5)
 SCHEMA = 1

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from mas_gym.errors import ConfigError
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.chat_completions import unsupported
-from search.budget import Budget
+from search.costs import Budget
 
 if TYPE_CHECKING:
     from search import Plan, Sampling

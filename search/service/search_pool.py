@@ -22,12 +22,11 @@ from mas_gym.tasks.base import Grader, Kind
 from mas_gym.tasks.grading.answers import Ungraded
 from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.task_classes import ProblemTask
-from search.budget import Budget
+from search.costs import Budget, Usage
 from search.engine.journal import Journal
 from search.engine.scheduler import Scheduler, Searched
 from search.service.chat_format import ApiError
 from search.setup import RunSpec, make_setup
-from search.usage import Usage
 
 PROBLEM_ID = "question"
 """Problem id shared with `mas-gym solve`, so that both return the same answer for the same seed."""

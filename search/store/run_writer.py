@@ -17,6 +17,7 @@ from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.usage_meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem
+from search.costs import Usage
 from search.models.base import SampleOrigin
 from search.plan import Plan
 from search.results.run_info import RunInfo
@@ -36,7 +37,6 @@ from search.store.search_rows import (
     write_search,
 )
 from search.store.table_schema import FORMAT, Damage, digest, explained
-from search.usage import Usage
 
 logger = logging.getLogger("search.store")
 

@@ -22,12 +22,12 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
+from search.costs import AMOUNTS, TagUsage, Usage
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
 from search.store.table_schema import ESCAPE, ROW, ROW_TYPES, Damage, as_text, checksum, digest, from_text
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
-from search.usage import AMOUNTS, TagUsage, Usage
 
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of its state and by its text."""

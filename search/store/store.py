@@ -24,6 +24,7 @@ from mas_gym.errors import ConfigError, StoreError, UnknownNameError, is_number,
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
+from search.costs import Usage
 from search.plan import Plan
 from search.results.outcomes import Outcome, outcomes_of
 from search.results.run_info import RunInfo, one_setting
@@ -45,7 +46,6 @@ from search.store.search_rows import (
 )
 from search.store.stored_grades import Regraded, find_grading, graded_outcome, grades_of, regraded
 from search.store.table_schema import FORMAT, Damage, explained
-from search.usage import Usage
 
 if TYPE_CHECKING:
     from search.prices import Prices, PricesSource

@@ -40,6 +40,7 @@ from mas_gym.systems.state import Action
 from mas_gym.systems.validation import RESERVED
 from mas_gym.tasks.base import KINDS, Kind, Problem
 from mas_gym.tasks.grading.numbers import parse_number
+from search.costs import Usage
 from search.grading import ProblemGrader
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RECORDED, is_recorded
@@ -50,7 +51,6 @@ from search.store.staged_logs import BATCH, START, StagedSample, Staging
 from search.store.store import Store
 from search.store.table_schema import FORMAT, explained
 from search.tree import Proposal, Tree
-from search.usage import Usage
 
 _LONGEST = 100
 _LISTED = 100
