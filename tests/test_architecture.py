@@ -341,7 +341,7 @@ CORE = [
     path
     for path in FILES
     if re.match(
-        r"search/(engine/|planners/|protocol|tree|setup|models/(base|played))|mas_gym/systems/",
+        r"search/(engine/|planners/|protocol|tree|setup|models/base)|mas_gym/systems/",
         path.relative_to(ROOT).as_posix(),
     )
     and path.relative_to(ROOT).as_posix() not in OWN_FILES

@@ -25,8 +25,7 @@ from search.costs import Allowance, Budget, Cost, Usage
 from search.engine.critic_batches import CriticBatches
 from search.engine.one_search import ActiveSearch
 from search.grading import ProblemGrader
-from search.models.base import MakeModel, SampleOrigin
-from search.models.played import PlayedModel
+from search.models.base import MakeModel, SampleOrigin, SearchModel
 from search.plan import Plan
 from search.setup import Setup
 
@@ -190,7 +189,7 @@ class Scheduler(Searcher):
         self._batches = CriticBatches(setup.critic, self._batch_is_full)
         self._policy = policy
         self._opened = ExitStack()
-        self._make_model: MakeModel = partial(PlayedModel, sample=self._sample, tags=policy.tags)
+        self._make_model: MakeModel = partial(SearchModel, sample=self._sample, tags=policy.tags)
         if setup.source is not None:
             self._make_model = self._opened.enter_context(setup.source.opened(policy, self._sample))
         self._observer = _observer(policy.name)

@@ -14,8 +14,7 @@ from mas_gym.programs.replay import ProgramSession
 from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
-from search.models.base import MakeModel, Report, SampleFrom, SearchSource
-from search.models.played import PlayedModel
+from search.models.base import MakeModel, Report, SampleFrom, SearchModel, SearchSource
 from search.plan import Plan
 from search.protocol import Model
 from search.setup import Setup
@@ -25,7 +24,7 @@ ProgramSource = Program | str | Callable[..., object]
 
 
 @dataclass
-class ProgramModel(PlayedModel):
+class ProgramModel(SearchModel):
     """The states of an agent program: transitions run the program."""
 
     session: ProgramSession = None  # type: ignore[assignment]
@@ -45,10 +44,6 @@ class ProgramModel(PlayedModel):
                 if not self.session.is_terminal(state):
                     state = await wrap_future(self.session.extend(state, text))
         return root
-
-    def view(self, state: MASState) -> Messages:
-        """Return the messages of the call that waits at a state."""
-        return self.session.call(state).messages
 
     def prompt(self, state: MASState) -> tuple[Messages, Agent, Sampling, str]:
         """Return the call that waits at a state, with the search's sampling where the call leaves it open."""
@@ -77,7 +72,7 @@ class ProgramModel(PlayedModel):
         requests: dict[int, Messages] = {}
         while node and plan.tree is not None:
             parent = plan.tree[node].parent
-            requests[node] = self.view(plan.tree.states[parent])
+            requests[node] = self.session.call(plan.tree.states[parent]).messages
             node = parent
         return replace(super().completed(plan), requests=requests, order_varied=self.session.order_varied)
 
@@ -99,8 +94,7 @@ class ProgramModels(SearchSource):
 
         def make(setup: Setup, problem: Problem, report: Report) -> ProgramModel:
             session = ProgramSession(runner, problem.question)
-            parts = {"sample": sample, "tags": policy.tags, "session": session, "program": self.program}
-            return ProgramModel(setup, problem, report, **parts)  # type: ignore[arg-type]
+            return ProgramModel(setup, problem, report, sample, tags=policy.tags, session=session, program=self.program)
 
         try:
             yield make

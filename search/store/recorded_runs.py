@@ -102,7 +102,7 @@ class Recorded(Sequence[Problem], SearchSource):
         """Yield a function that creates the model of a problem; nothing is shared."""
 
         def make(setup: Setup, problem: Problem, report: Report) -> RecordedModel:
-            return RecordedModel(setup, problem, report, tree=self.tree(problem))
+            return RecordedModel(setup, problem, report, sample, tree=self.tree(problem))
 
         yield make
 
