@@ -37,7 +37,7 @@ _TURNS = 16
 """Turns of the event loop between replies and the next batch.
 
 The requests that follow from a reply arrive within 5 turns, or within 16 if a critic first scores what the reply adds
-(the critic waits 5 turns, too: `search.engine.critic_batches`).
+(the critic waits 5 turns, too: `search.engine.scheduler`).
 """
 
 _QUEUE_FACTOR = 4

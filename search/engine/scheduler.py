@@ -16,13 +16,12 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mas_gym.critics import Critic, Scores, ScoringContext, scores_of
+from mas_gym.critics import Critic, Scores, ScoringContext, score_batch, scores_of
 from mas_gym.errors import EngineUnavailableError, PolicyError, SearchError
-from mas_gym.internal.event_loop import Threads, on_engine_loop
+from mas_gym.internal.event_loop import Threads, on_engine_loop, outside_loop, settle
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.tasks.base import Problem
 from search.costs import Allowance, Budget, Cost, Usage
-from search.engine.critic_batches import CriticBatches
 from search.engine.one_search import ActiveSearch
 from search.grading import ProblemGrader
 from search.models.base import MakeModel, SampleOrigin, SearchModel
@@ -169,6 +168,10 @@ class _Entry(NamedTuple):
     granted: Cost
 
 
+Unscored = dict[asyncio.Future[Scores], Sequence[ScoringContext]]
+"""States that wait for the critic, by the future that takes their values."""
+
+
 class Scheduler(Searcher):
     """Searches problems on the running event loop; not thread-safe.
 
@@ -185,21 +188,22 @@ class Scheduler(Searcher):
         """
         super().__init__(setup.concurrency, setup.run_budget, setup.budget)
         self.waiting = self._calls = self._rows = 0
-        self._setup, policy = setup, setup.policy
-        self._batches = CriticBatches(setup.critic, self._batch_is_full)
-        self._policy = policy
+        self._setup, self._policy = setup, setup.policy
         self._opened = ExitStack()
-        self._make_model: MakeModel = partial(SearchModel, sample=self._sample, tags=policy.tags)
+        self._make_model: MakeModel = partial(SearchModel, sample=self._sample, tags=self._policy.tags)
         if setup.source is not None:
-            self._make_model = self._opened.enter_context(setup.source.opened(policy, self._sample))
-        self._observer = _observer(policy.name)
+            self._make_model = self._opened.enter_context(setup.source.opened(self._policy, self._sample))
+        self._observer = _observer(self._policy.name)
+        self._unscored: Unscored = {}
+        self._scoring: asyncio.Task[None] | None = None
+        self._critic_thread = Threads("mas-gym-critic")
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
         self._held: dict[ActiveSearch, tuple[int, asyncio.Future[None]]] = {}
         self._ends: dict[ActiveSearch, BaseException] = {}
         self._slots, self._call_slots = (
             asyncio.Semaphore(setup.concurrency),
-            asyncio.Semaphore(max(1, policy.max_concurrency)),
+            asyncio.Semaphore(max(1, self._policy.max_concurrency)),
         )
         self._usage = Usage()
 
@@ -310,7 +314,12 @@ class Scheduler(Searcher):
         self.closed = True
         if tasks := self._drop(self.stopped or "the scheduler was closed"):
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
-        await self._batches.close()
+        # A closed run may be kept, and a task keeps its event loop and the frames of its errors.
+        scoring, self._scoring = self._scoring, None
+        if scoring is not None:
+            scoring.cancel()
+            await asyncio.gather(scoring, return_exceptions=True)
+        self._critic_thread.close()
         self._opened.close()
         for threads in self._graders.values():
             threads.close()
@@ -335,7 +344,7 @@ class Scheduler(Searcher):
                 raise
             finally:
                 self._rows -= len(request.seeds)
-                self._batches.wake()
+                self._score_waiting()
             if isinstance(reply, SamplingReply):
                 self._run_budget.check_counted(reply.samples)
             observed(reply)
@@ -353,22 +362,62 @@ class Scheduler(Searcher):
                 raise
             raise PolicyError(f"{self._policy.name}: the request was cancelled") from None
 
-    def _batch_is_full(self) -> bool:
-        """Return whether a local engine has a full batch of requests, so that the critic need not hurry."""
-        return self._policy.local_batch is not None and self._rows >= self._policy.local_batch
-
     async def score(self, search: ActiveSearch, contexts: Sequence[ScoringContext]) -> Scores:
         """Return the critic's values. Raises `CriticError`."""
         critic = search.setup.critic
         assert critic is not None
         with self._observer.scores(critic, contexts) as observed:
             try:
-                scores = scores_of(critic, contexts) if critic.free else await self._batches.score(contexts)
+                scores = scores_of(critic, contexts) if critic.free else await self._scored(contexts)
             except EngineUnavailableError as error:
                 self.abort(error)
                 raise
             observed(scores)
         return scores
+
+    async def _scored(self, contexts: Sequence[ScoringContext]) -> Scores:
+        """Return the critic's values of one search's states, scored in a batch with those of other searches."""
+        future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        self._unscored[future] = contexts
+        self._score_waiting()
+        try:
+            return await future
+        finally:
+            self._unscored.pop(future, None)
+
+    def _score_waiting(self) -> None:
+        """Start scoring the states that wait for the critic."""
+        if self._unscored and (self._scoring is None or self._scoring.done()):
+            self._scoring = asyncio.get_running_loop().create_task(self._score_batches())
+
+    async def _score_batches(self) -> None:
+        """Score states on the event loop's thread, or on another one if the critic is concurrent.
+
+        States wait until no search can go on without an engine, and until the critic's batch is full or the batch of a
+        local policy is not. No value depends on when its state is scored.
+        """
+        critic, policy_batch = self._setup.critic, self._policy.local_batch
+        assert critic is not None
+        while True:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            hurry = critic.concurrent or policy_batch is None or self._rows < policy_batch
+            if not self._unscored or not (hurry or sum(map(len, self._unscored.values())) >= critic.max_batch):
+                return
+            score = partial(score_batch, critic, self._next_batch(critic.max_batch))
+            for future, outcome in await self._critic_thread.run(score) if critic.concurrent else outside_loop(score):
+                settle(future, outcome)
+
+    def _next_batch(self, most: int) -> Unscored:
+        """Take the states of the first searches that wait, ``most`` states unless one search has more."""
+        batch: Unscored = {}
+        size = 0
+        for future, contexts in [*self._unscored.items()]:
+            size += len(contexts)
+            if batch and size > most:
+                break
+            batch[future] = self._unscored.pop(future)
+        return batch
 
     async def grade(self, grader: ProblemGrader, keys: Iterable[str]) -> None:
         """Grade messages on daemon threads: most graders use one, and a few can process several messages at once."""
@@ -424,3 +473,6 @@ class Scheduler(Searcher):
 
 _CLOSE_SECONDS = 5.0
 """Maximum wait for dropped searches to end."""
+
+_TURNS = 5
+"""Turns of the event loop between a reply and the requests that follow from it."""
