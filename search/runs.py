@@ -17,8 +17,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import load_mas
 from mas_gym.tasks.base import Problem, as_problems
 from search.costs import Budget
-from search.engine.journal import Journal
-from search.engine.run import Run
+from search.engine.run import Journal, Run
 from search.engine.scheduler import Scheduler
 from search.models.base import SearchSource
 from search.option_rules import check_options

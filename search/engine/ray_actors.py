@@ -26,8 +26,7 @@ from mas_gym.policies.batch_queue import as_policy
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.tasks.base import Problem, Task
 from search.costs import Budget, Cost, Usage
-from search.engine.journal import Journal
-from search.engine.run import Run
+from search.engine.run import Journal, Run
 from search.engine.scheduler import DroppedError, Scheduler, Searched, Searcher
 from search.progress import Listener, listener
 from search.protocol import Critic, Planner, as_critic

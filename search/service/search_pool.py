@@ -23,7 +23,7 @@ from mas_gym.tasks.grading.answers import Ungraded
 from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.task_classes import ProblemTask
 from search.costs import Budget, Usage
-from search.engine.journal import Journal
+from search.engine.run import Journal
 from search.engine.scheduler import Scheduler, Searched
 from search.service.chat_format import ApiError
 from search.setup import RunSpec, make_setup
