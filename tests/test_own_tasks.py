@@ -26,8 +26,9 @@ from mas_gym.policies.registry import purpose_of
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask, Task, as_task, load_task
 from mas_gym.tasks.catalog import default_mas
+from mas_gym.tasks.grading.answers import read_text
 from mas_gym.tasks.grading.judge import Judge
-from mas_gym.tasks.grading.texts import normalize_text, read_code, read_text
+from mas_gym.tasks.grading.texts import normalize_text, read_code
 from mas_gym.tasks.user_data import Columns, load_problems
 
 CAPITALS = [("Capital of Austria?", "Vienna"), ("Capital of Germany, since 1990?", "Berlin"), ("Of Peru?", "Lima")]

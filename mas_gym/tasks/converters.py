@@ -12,7 +12,7 @@ from mas_gym.internal.identity import digest_of
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.data_rows import BadRow, first_of, storable
-from mas_gym.tasks.grading.answer_markers import statements
+from mas_gym.tasks.grading.answers import statements
 from mas_gym.tasks.grading.numbers import format_number, parse_number
 
 # -------------------------------------------------------- rows to problems

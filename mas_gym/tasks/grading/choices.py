@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from string import ascii_uppercase
 
-from mas_gym.tasks.grading.answer_markers import _TAIL
-from mas_gym.tasks.grading.numbers import MAX_CHARS, plain_ascii
+from mas_gym.tasks.grading.numbers import MAX_CHARS, TAIL, plain_ascii
 
 # ------------------------------------------------------------------ options
 
@@ -109,7 +108,7 @@ def _only_label(text: str, labels: str) -> str | None:
 def label_without_statement(text: str, options: Sequence[str] = ()) -> str | None:
     """Read the option that a message chooses without an explicit statement."""
     labels = ascii_uppercase[: len(options) or 4]
-    tail = without_markup(text[-_TAIL:])
+    tail = without_markup(text[-TAIL:])
     crowned = [m[1] for m in _CROWNED.finditer(tail) if m[1] in labels]
     if crowned:
         return crowned[-1]

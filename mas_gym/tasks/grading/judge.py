@@ -21,9 +21,8 @@ from mas_gym.policies.reasoning import after_reasoning
 from mas_gym.policies.usage_meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks.base import Grade, Problem
-from mas_gym.tasks.grading.answers import extract_answer
+from mas_gym.tasks.grading.answers import extract_answer, read_text
 from mas_gym.tasks.grading.judge_verdicts import ask_verdict, read_verdict, verdict_lines
-from mas_gym.tasks.grading.texts import read_text
 
 ATTEMPTS = 3
 MAX_NEW_TOKENS = 512

@@ -25,7 +25,7 @@ Decimal = Literal[".", ","]
 MAX_CHARS = 600  # a longer text is not read as an answer
 MAX_DIGITS = 100
 MAX_POWER = 300
-_TAIL = 4096  # the end of a message, which nearly always contains its last number
+TAIL = 4096  # the end of a message, which nearly always contains its answer
 
 _MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _SPACES = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
@@ -334,9 +334,9 @@ def read_number(span: str, decimal: Decimal = ".", stated: bool = True) -> str |
 
 def last_number(text: str, decimal: Decimal = ".") -> str | None:
     """Read the number in the last sentence that has one, of a message that states no answer."""
-    tail = text[-_TAIL:].rstrip()
+    tail = text[-TAIL:].rstrip()
     sentences = _SENTENCE_START.split(tail)
-    for sentence in reversed(sentences[1:] if len(text) > _TAIL else sentences):
+    for sentence in reversed(sentences[1:] if len(text) > TAIL else sentences):
         if _DIGIT.search(sentence) is not None:
             return read_number(sentence[-MAX_CHARS:] if len(sentence) > MAX_CHARS else sentence, decimal, stated=False)
     return None
