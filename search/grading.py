@@ -26,7 +26,7 @@ class ProblemGrader:
     Args:
         problems: The task (its custom grading is used, if any), or any iterable of problems.
         problem: The problem.
-        read: Returns the part of a terminal state's text that is graded (`mas_gym.MAS.final_text`).
+        read: Returns the graded part of a terminal state's text (of a program: `mas_gym.MAS.final_text`).
         recorded: Known grades of terminal states, by the digest of the state.
 
     Attributes:
@@ -37,7 +37,7 @@ class ProblemGrader:
         self,
         problems: Iterable[Problem],
         problem: Problem,
-        read: Callable[[str], str] = lambda text: text,
+        read: Callable[[str], str] = str,
         recorded: Mapping[bytes, Grade] | None = None,
     ) -> None:
         """Use the task's custom grading if it has one, otherwise strict grading."""

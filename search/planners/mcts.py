@@ -208,7 +208,7 @@ class Search:
         self.terminals: list[int] = []
         self.calls = self.tokens = 0
         self.curve: list[AnytimePoint] = []
-        self.checks = StopChecks(planner.stop, self.tree, not self.scores_steps)
+        self.checks = None if planner.stop is None else StopChecks(planner.stop, self.tree, not self.scores_steps)
 
     def run(self) -> Steps[None]:
         """Run the simulations one after another."""
@@ -218,7 +218,7 @@ class Search:
 
     def settled(self) -> Flight:
         """Return whether the stop rule ends the search; called between simulations."""
-        if self.planner.stop is None:
+        if self.checks is None:
             return False
         return (yield from self.checks.check(self.chosen(), self.terminals))
 
@@ -433,7 +433,7 @@ class Search:
         tree.visits[0] = sum(tree.visits[child] for child in tree.children(0))
         tree.totals[0] = math.fsum(tree.totals[child] for child in tree.children(0))
         candidates = ranked(tree, self.terminals, self.scores(), chosen)
-        return Plan(candidates, tree, tuple(self.curve), stopped=self.checks.stopped)
+        return Plan(candidates, tree, tuple(self.curve), stopped=None if self.checks is None else self.checks.stopped)
 
 
 class ParallelSearch(Search):
