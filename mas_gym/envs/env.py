@@ -157,7 +157,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         agents = len(self.mas.agents)
         turns = self.mas.max_turns
         messages = len(self.mas.edges) + 1 if turns is None else turns * (agents + 1)
-        filled = (filled_prompt(self.mas, agent, lambda: range(agents + 1), turns or 0) for agent in self.mas.agents)
+        filled = (filled_prompt(self.mas, agent, range(agents + 1), turns or 0) for agent in self.mas.agents)
         prompts = max(map(utf8_length, filled))
         heard = turns or max(sum(edge.target == i for edge in self.mas.edges) for i in range(agents))
         labels = heard * max(utf8_length(agent.name) + 2 for agent in self.mas.agents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from mas_gym.systems.graph import MAS, Agent
@@ -38,7 +38,8 @@ def chat_messages(mas: MAS, state: MASState) -> tuple[ChatMessage, ...]:
     if state.acting == mas.sink:
         return ()
     agent = mas.agents[state.acting]
-    prompt = filled_prompt(mas, agent, lambda: nameable(mas, state), (mas.max_turns or 0) - state.depth).strip()
+    legal = nameable(mas, state) if agent.route == "message" else ()
+    prompt = filled_prompt(mas, agent, legal, (mas.max_turns or 0) - state.depth).strip()
     return ChatMessage("system", prompt), ChatMessage("user", "\n\n".join(agent_inputs(mas, state)))
 
 
@@ -49,9 +50,9 @@ TURNS_LEFT = "{turns_left}"
 """In the same prompts: the number of turns left, this one included."""
 
 
-def filled_prompt(mas: MAS, agent: Agent, recipients: Callable[[], Iterable[int]], turns_left: int) -> str:
+def filled_prompt(mas: MAS, agent: Agent, recipients: Iterable[int], turns_left: int) -> str:
     """Return an agent's system prompt with its placeholders filled; only agents with ``route: message`` have them."""
     if agent.route != "message":
         return agent.system_prompt
-    names = ", ".join(map(mas.node_name, recipients()))
+    names = ", ".join(map(mas.node_name, recipients))
     return agent.system_prompt.replace(TURNS_LEFT, str(turns_left)).replace(RECIPIENTS, names)
