@@ -32,8 +32,9 @@ from mas_gym.policies import SamplingRequest, ScriptedPolicy, TransformersPolicy
 from mas_gym.policies.local import forward
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import Decoder, DecodingJob, draw, uniforms
-from mas_gym.policies.local.forward import CausalModel, EncodedPrompt, PrefixStore, check_padding
+from mas_gym.policies.local.forward import CausalModel, check_padding
 from mas_gym.policies.local.packed_linear import fast_bfloat16, pack_linear
+from mas_gym.policies.local.prefix_store import EncodedPrompt, PrefixStore
 from mas_gym.policies.local.slots import Slots
 from mas_gym.policies.local.step_graphs import StepGraphs
 from mas_gym.systems.prompts import ChatMessage

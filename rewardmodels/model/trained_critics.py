@@ -102,8 +102,8 @@ class LearnedCritic(ModelCritic):
         if self._scorer is not None:
             return
         need("torch", "a local reward model", "local")
-        from mas_gym.policies.local.forward import prefix_cache_megabytes
         from mas_gym.policies.local.packed_linear import pack_linear
+        from mas_gym.policies.local.prefix_store import prefix_cache_megabytes
         from rewardmodels.model.prefix_cache import PrefixScorer
 
         device, dtype = self._place()

@@ -15,7 +15,7 @@ import torch
 
 from mas_gym.errors import TrainingError
 from mas_gym.internal.json_types import JSONObject
-from mas_gym.policies.local.forward import prefix_cache_megabytes
+from mas_gym.policies.local.prefix_store import prefix_cache_megabytes
 from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import Encoder
 from rewardmodels.model.backbone import inner

@@ -42,9 +42,9 @@ from search.service.chat_format import (
     sse,
     usage_document,
 )
+from search.service.idle_connections import IdleLimits
 from search.service.search_pool import Asked, SearchPool, Service
 from search.service.telemetry import family
-from search.service.waiting_connections import WaitingLimits
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -362,14 +362,14 @@ def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
         host: Address to listen on.
         port: Port to listen on.
         limit: Maximum number of connections with a request; further ones get status 503. Connections without a request
-            are closed to make room for others (`search.service.waiting_connections`).
+            are closed to make room for others (`search.service.idle_connections`).
     """
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         # Unlike other implementations, it limits the size of headers.
-        http=WaitingLimits,
+        http=IdleLimits,
         log_level="warning",
         limit_concurrency=limit,
         timeout_keep_alive=_IDLE_SECONDS,

@@ -30,10 +30,10 @@ import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from search.service import app as service_app
-from search.service import foreign, is_loopback, waiting_connections
+from search.service import foreign, idle_connections, is_loopback
 from search.service.app import make_app
+from search.service.idle_connections import IdleLimits
 from search.service.search_pool import Service
-from search.service.waiting_connections import WaitingLimits
 from search.setup import RunSpec
 
 PATH = "/v1/chat/completions"
@@ -48,7 +48,7 @@ def app_of(policy: Any = None, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(app_of(max_question=2**16), http=WaitingLimits) as base:
+    with serving(app_of(max_question=2**16), http=IdleLimits) as base:
         yield base
 
 
@@ -358,7 +358,7 @@ WAITING = {
 @pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING)
 def test_connections_without_a_request_do_not_stop_others(sent: bytes) -> None:
     with (
-        serving(app_of(key="secret"), http=WaitingLimits, limit_concurrency=5) as base,
+        serving(app_of(key="secret"), http=IdleLimits, limit_concurrency=5) as base,
         contextlib.ExitStack() as open_,
     ):
         for _ in range(20):
@@ -370,8 +370,8 @@ def test_connections_without_a_request_do_not_stop_others(sent: bytes) -> None:
 def test_connection_is_closed_if_its_headers_do_not_arrive_in_time(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_connections, "HEAD_SECONDS", 0.2)
-    with serving(app_of(key="secret"), http=WaitingLimits) as base, connect(base) as sock:
+    monkeypatch.setattr(idle_connections, "HEAD_SECONDS", 0.2)
+    with serving(app_of(key="secret"), http=IdleLimits) as base, connect(base) as sock:
         sock.sendall(sent)
         while sock.recv(4096):
             pass

@@ -34,7 +34,8 @@ import numpy.typing as npt
 import torch
 
 from mas_gym.policies.base import MIN_TEMPERATURE, Certainty, SamplingRequest
-from mas_gym.policies.local.forward import CausalModel, PrefixStore
+from mas_gym.policies.local.forward import CausalModel
+from mas_gym.policies.local.prefix_store import PrefixStore
 from mas_gym.policies.local.slots import Slots
 
 Floats = npt.NDArray[np.float64]

@@ -1,10 +1,7 @@
-"""Forward passes of a causal LM, and storage of encoded prompts.
+"""Forward passes of a causal LM.
 
 `CausalModel` encodes prompts in batches, decodes one token for every row, and computes a float64 reference for one row.
 Notation: N rows in use, H heads, W visible columns, D head size, V vocabulary.
-
-`PrefixStore` stores encoded prompts for reuse by prompts with the same prefix: agents
-that answer the same question, and siblings in a search tree, have long common prefixes.
 
 `threads_for` sets the number of CPU threads of a model. By default torch uses one thread
 per core, and threads that wait for each other busy-wait. The operations of a small model are
@@ -16,11 +13,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,13 +27,12 @@ from mas_gym.errors import PolicyError
 from mas_gym.internal.idle_cores import IdleCores
 from mas_gym.policies.local.attention import share_keys
 from mas_gym.policies.local.packed_linear import pack_linear
+from mas_gym.policies.local.prefix_store import EncodedPrompt, PrefixStore, gathered
 from mas_gym.policies.local.slots import Prefilled, Slots
 from mas_gym.policies.local.step_graphs import StepGraphs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_BLOCK = 8
 
 
 class Sizes(NamedTuple):
@@ -59,98 +53,6 @@ class Sizes(NamedTuple):
 _PROCESSOR = Sizes(growth=64, prefill=1024, overhead=32)
 # A GPU encodes some thousand tokens in the time in which the kernels of one forward pass are launched.
 _GPU = Sizes(growth=256, prefill=65_536, overhead=4096)
-
-
-def prefix_cache_megabytes(model: PreTrainedModel) -> int:
-    """Return the default size of a cache of encoded prefixes: a quarter of the weights, at least 64 MB.
-
-    A token of a model with half a billion parameters takes 12 to 24 KB, so 64 MB hold only about ten prompts.
-    """
-    size: int = sum(weights.nbytes for weights in model.parameters())
-    return max(64, size // 4 >> 20)
-
-
-@dataclass(eq=False, slots=True)
-class EncodedPrompt:
-    """A prompt's tokens, and each layer's keys and values ``[H, tokens, D]``."""
-
-    tokens: list[int]
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return sum(t.numel() * t.element_size() for layer in self.layers for t in layer)
-
-
-class PrefixStore:
-    """The most recently used encoded prompts, up to a size in bytes."""
-
-    def __init__(self, budget: int) -> None:
-        """Create an empty store with a budget in bytes; 0 disables storage."""
-        self._budget, self._held = budget, 0
-        self._entries: OrderedDict[int, EncodedPrompt] = OrderedDict()
-        self._owners: dict[int, EncodedPrompt] = {}
-
-    def longest(self, prompt: list[int]) -> tuple[EncodedPrompt | None, int]:
-        """Return the entry that shares the longest prefix with a prompt, and the length of that prefix.
-
-        Prefixes are looked up block by block, so a prefix shorter than a block is not found. A prompt's last token is
-        never part of the prefix, because its logits are needed.
-        """
-        best: EncodedPrompt | None = None
-        for key in _keys(prompt):
-            owner = self._owners.get(key)
-            if owner is None:
-                break
-            best = owner
-        if best is None:
-            return None, 0
-        self._entries.move_to_end(id(best))
-        pairs = zip(best.tokens, prompt[:-1], strict=False)
-        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(best.tokens), len(prompt) - 1))
-        return best, shared
-
-    def add(self, entry: EncodedPrompt) -> None:
-        """Add an entry and evict the least recently used ones beyond the budget."""
-        if entry.size > self._budget:
-            return
-        self._entries[id(entry)] = entry
-        self._held += entry.size
-        for key in _keys(entry.tokens):
-            self._owners[key] = entry
-        while self._held > self._budget:
-            _, old = self._entries.popitem(last=False)
-            self._held -= old.size
-            for key in _keys(old.tokens):
-                if self._owners.get(key) is old:
-                    del self._owners[key]
-
-
-def _keys(tokens: list[int]) -> Iterator[int]:
-    key = 0
-    for end in range(_BLOCK, len(tokens) + 1, _BLOCK):
-        key = hash((key, *tokens[end - _BLOCK : end]))
-        yield key
-
-
-def gathered(found: list[tuple[EncodedPrompt | None, int]]) -> tuple[DynamicCache, int]:
-    """Return a cache whose row r ends with the shared prefix of prompt r, and its width (0 if no prefix is shared)."""
-    cache = DynamicCache()
-    width = max(length for _, length in found)
-    if width == 0:
-        return cache, 0
-    pattern = next(entry for entry, _ in found if entry is not None)
-    for index, pair in enumerate(pattern.layers):
-        filled: list[object] = []
-        for part, like in enumerate(pair):
-            memory = like.new_zeros((len(found), like.shape[0], width, like.shape[2]))
-            for row, (entry, length) in enumerate(found):
-                if entry is not None:
-                    memory[row, :, width - length :] = entry.layers[index][part][:, :length]
-            filled.append(memory)
-        cache.update(*filled, index)
-    return cache, width
 
 
 SMALL_MODEL = 50_000_000

@@ -30,8 +30,9 @@ from mas_gym.policies.base import (
 from mas_gym.policies.folder_checks import check_model
 from mas_gym.policies.local.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodingJob
-from mas_gym.policies.local.forward import CausalModel, PrefixStore, check_padding, prefix_cache_megabytes, threads_for
+from mas_gym.policies.local.forward import CausalModel, check_padding, threads_for
 from mas_gym.policies.local.packed_linear import fast_bfloat16
+from mas_gym.policies.local.prefix_store import PrefixStore, prefix_cache_megabytes
 from mas_gym.policies.model_files import ModelSource, import_models
 from mas_gym.policies.reasoning import check_first_token
 from mas_gym.systems.prompts import ChatMessage

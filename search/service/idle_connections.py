@@ -13,7 +13,7 @@ HEAD_SECONDS = 10.0
 """Seconds for the first byte and all headers of a request."""
 
 
-class WaitingLimits(H11Protocol):
+class IdleLimits(H11Protocol):
     """uvicorn's protocol for one connection, with the limits of this module."""
 
     _deadline: asyncio.TimerHandle | None = None
@@ -28,7 +28,7 @@ class WaitingLimits(H11Protocol):
         super().connection_made(transport)
         self._limit()
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            waiting = [one for one in self.connections if isinstance(one, WaitingLimits) and one.waits]
+            waiting = [one for one in self.connections if isinstance(one, IdleLimits) and one.waits]
             oldest = min(waiting, key=lambda one: one._deadline.when() if one._deadline is not None else 0.0)
             if oldest is not self:
                 oldest.transport.close()
