@@ -11,7 +11,7 @@ from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
 from mas_gym.tasks.procedural import arithmetic
 from mas_gym.tasks.procedural.arithmetic import LEVELS, Arithmetic, facts_of, rival_of
-from mas_gym.tasks.task_classes import split_of
+from mas_gym.tasks.procedural.generated import split_of
 
 
 @pytest.mark.parametrize("level", LEVELS)

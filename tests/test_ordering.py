@@ -10,8 +10,8 @@ from mas_gym.errors import ConfigError
 from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
 from mas_gym.tasks.procedural import ordering
+from mas_gym.tasks.procedural.generated import split_of
 from mas_gym.tasks.procedural.ordering import LETTERS, LEVELS, ORDINALS, Ordering
-from mas_gym.tasks.task_classes import split_of
 
 
 def rules_of(problem: Problem) -> list[ordering.Rule]:

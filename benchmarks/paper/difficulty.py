@@ -8,7 +8,7 @@ from benchmarks.paper.lab import MCTS, ORM, Lab, Score, command, keep_rows, row_
 from benchmarks.paper.page import NEW, Claim, Page, percent, span
 from benchmarks.paper.rivals import compared, rivals
 from benchmarks.tiny.stories import FAMILIES
-from mas_gym.tasks.task_classes import DEFAULT_DIFFICULTY
+from mas_gym.tasks.procedural.generated import DEFAULT_DIFFICULTY
 
 ASKS = """
 The task has five difficulty levels, with two to six events. The critics of the main table, MASPRM and ORM, are used

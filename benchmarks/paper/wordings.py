@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.paper.lab import Lab, command
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.tasks import transfer
-from mas_gym.tasks.task_classes import DEFAULT_DIFFICULTY
+from mas_gym.tasks.procedural.generated import DEFAULT_DIFFICULTY
 
 ASKS = """
 This page compares three critics in MCTS(10,3): policy likelihood, a MASPRM trained on the same wording, and a MASPRM

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 import mas_gym
 from benchmarks.real.random_moves import proposer
+from mas_gym.tasks.problem_task import ProblemTask
 from mas_gym.tasks.procedural.game24 import Game24, Numbers, read_left, write_question
-from mas_gym.tasks.task_classes import ProblemTask
 from rewardmodels import RewardData, collect, train
 from rewardmodels.training.train_critic import Trained, grow, trees
 from search.setup import RunSpec

@@ -21,7 +21,7 @@ from mas_gym.tasks.procedural.arithmetic import (
     work_of,
     write_question,
 )
-from mas_gym.tasks.task_classes import split_of
+from mas_gym.tasks.procedural.generated import split_of
 
 
 class Stories(Arithmetic):

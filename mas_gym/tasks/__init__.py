@@ -23,6 +23,6 @@ if TYPE_CHECKING:
     from mas_gym.tasks.catalog import load_task as load_task
     from mas_gym.tasks.grading.answers import extract_answer as extract_answer
     from mas_gym.tasks.grading.answers import grade as grade
-    from mas_gym.tasks.task_classes import ProblemTask as ProblemTask
+    from mas_gym.tasks.problem_task import ProblemTask as ProblemTask
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -50,7 +50,7 @@ from mas_gym.tasks.grading.numbers import Decimal
 from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
 from mas_gym.tasks.grading.symbolic import require_math
 from mas_gym.tasks.hub_data import Hub, read_hub
-from mas_gym.tasks.task_classes import ProblemTask
+from mas_gym.tasks.problem_task import ProblemTask
 from mas_gym.tasks.user_data import SPLIT_WORDS, Columns, is_data_source, load_problems
 from mas_gym.tasks.user_data import SUFFIXES as DATA_SUFFIXES
 

@@ -21,7 +21,7 @@ from mas_gym.tasks import Problem
 from mas_gym.tasks.base import Grader, Kind
 from mas_gym.tasks.grading.answers import Ungraded
 from mas_gym.tasks.grading.numbers import Decimal
-from mas_gym.tasks.task_classes import ProblemTask
+from mas_gym.tasks.problem_task import ProblemTask
 from search.costs import Budget, Usage
 from search.engine.run import Journal
 from search.engine.scheduler import Scheduler, Searched

@@ -12,7 +12,8 @@ from mas_gym.errors import IdentityError, shown
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.tasks.base import Problem, Task
-from mas_gym.tasks.task_classes import ProblemTask, ProceduralTask
+from mas_gym.tasks.problem_task import ProblemTask
+from mas_gym.tasks.procedural.generated import ProceduralTask
 from search.planners.registry import planner_spec
 from search.results.run_info import RunInfo
 from search.setup import Setup

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.task_classes import SampledTask, split_of
+from mas_gym.tasks.procedural.generated import SampledTask, split_of
 
 Fact = tuple[str | int, ...]
 Step = tuple[str | int, ...]

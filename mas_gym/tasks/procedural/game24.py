@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.task_classes import DEFAULT_DIFFICULTY, ProceduralTask, split_of
+from mas_gym.tasks.procedural.generated import DEFAULT_DIFFICULTY, ProceduralTask, split_of
 
 TARGET = 24
 LEVELS: Mapping[int, int] = MappingProxyType({1: 6, 2: 9, 3: 13})

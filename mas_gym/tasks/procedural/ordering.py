@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.procedural.arithmetic import Slip, subsets
-from mas_gym.tasks.task_classes import SampledTask, split_of
+from mas_gym.tasks.procedural.generated import SampledTask, split_of
 
 Rule = tuple[str, ...]
 State = tuple[str, ...]
