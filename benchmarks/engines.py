@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rivals", type=int, default=48, help="questions that llama.cpp and generate receive at most")
     given = parser.parse_args()
     ours, llama = load_policy(given.policy), None if given.gguf is None else load_policy(given.gguf)
-    engine, folder = wrapped_part(ours), given.policy.partition(":")[2]
+    engine, folder = wrapped_part(ours), given.policy.partition(":")[2].partition("#")[0]
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=engine.model.dtype).to(engine.model.device)
     task = mas_gym.load_task("gsm8k", split="test", data=given.data)
     for rows in map(int, given.rows.split(",")):

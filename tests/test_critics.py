@@ -84,6 +84,18 @@ def test_scores_with_shared_prefixes_equal_scores_of_whole_states(folders: dict[
     assert shared.counts.encoded < shared.counts.whole == whole.counts.encoded
 
 
+@pytest.mark.slow
+def test_critic_in_bfloat16_arranges_its_weights(folders: dict[str, Path]) -> None:
+    from mas_gym.policies.local.packed_linear import PackedLinear, fast_bfloat16
+
+    states = contexts(all_states(3))
+    low, exact = (LearnedCritic(folders["masprm"], device="cpu", dtype=dtype) for dtype in ("bfloat16", "float32"))
+    assert max(abs(a - b) for a, b in zip(low.score(states), exact.score(states), strict=True)) < 0.1
+    assert any(isinstance(layer, PackedLinear) for layer in low._scorer.model.modules()) == fast_bfloat16()
+    # The number of threads depends on it.
+    assert low._scorer.parameters == exact._scorer.parameters
+
+
 @pytest.mark.parametrize(
     ("kind", "shares"),
     [("Qwen2", True), ("Llama", True), ("Gemma", True), ("Phi3", True), ("Qwen3", True), ("Mistral", False)],

@@ -115,8 +115,9 @@ class LearnedCritic(ModelCritic):
         if self._identity.setdefault("files", files) != files:
             raise DataError(f"{self._folder} changed after the critic's identity was read; load the critic again")
         megabytes = prefix_cache_megabytes(model) if self._memory is None else self._memory
-        pack_linear(model.base_model)
         self._scorer = PrefixScorer(model, tokenizer.pad_token_id, self._share, megabytes * _MEGABYTE)
+        # Packed weights are no parameters; the scorer has counted them.
+        pack_linear(model.base_model)
 
     def unload(self) -> None:
         """Free the memory of the model; the next score loads it again."""

@@ -194,7 +194,7 @@ class Scheduler(Searcher):
         if setup.source is not None:
             self._make_model = self._opened.enter_context(setup.source.opened(self._policy, self._sample))
         self._observer = _observer(self._policy.name)
-        self._unscored: Unscored = {}
+        self._to_score: Unscored = {}
         self._scoring: asyncio.Task[None] | None = None
         self._critic_thread = Threads("mas-gym-critic")
         self._graders: dict[int, Threads] = {}
@@ -378,16 +378,16 @@ class Scheduler(Searcher):
     async def _scored(self, contexts: Sequence[ScoringContext]) -> Scores:
         """Return the critic's values of one search's states, scored in a batch with those of other searches."""
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        self._unscored[future] = contexts
+        self._to_score[future] = contexts
         self._score_waiting()
         try:
             return await future
         finally:
-            self._unscored.pop(future, None)
+            self._to_score.pop(future, None)
 
     def _score_waiting(self) -> None:
         """Start scoring the states that wait for the critic."""
-        if self._unscored and (self._scoring is None or self._scoring.done()):
+        if self._to_score and (self._scoring is None or self._scoring.done()):
             self._scoring = asyncio.get_running_loop().create_task(self._score_batches())
 
     async def _score_batches(self) -> None:
@@ -402,7 +402,7 @@ class Scheduler(Searcher):
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
             hurry = critic.concurrent or policy_batch is None or self._rows < policy_batch
-            if not self._unscored or not (hurry or sum(map(len, self._unscored.values())) >= critic.max_batch):
+            if not self._to_score or not (hurry or sum(map(len, self._to_score.values())) >= critic.max_batch):
                 return
             score = partial(score_batch, critic, self._next_batch(critic.max_batch))
             for future, outcome in await self._critic_thread.run(score) if critic.concurrent else outside_loop(score):
@@ -412,11 +412,11 @@ class Scheduler(Searcher):
         """Take the states of the first searches that wait, ``most`` states unless one search has more."""
         batch: Unscored = {}
         size = 0
-        for future, contexts in [*self._unscored.items()]:
+        for future, contexts in [*self._to_score.items()]:
             size += len(contexts)
             if batch and size > most:
                 break
-            batch[future] = self._unscored.pop(future)
+            batch[future] = self._to_score.pop(future)
         return batch
 
     async def grade(self, grader: ProblemGrader, keys: Iterable[str]) -> None:

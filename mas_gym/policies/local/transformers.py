@@ -134,7 +134,7 @@ class TransformersPolicy(StreamingPolicy):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model."""
+        """The transformers model, for inference; on a CPU its weights may be rearranged (`packed_linear`)."""
         return self._model.model
 
     def open(self) -> TransformersSession:
