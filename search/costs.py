@@ -1,4 +1,4 @@
-"""What a search costs: its usage, the limits on it, and the division of a run's budget among its searches."""
+"""The usage of a search, the limits on it (budgets), and the division of a run's budget among its searches."""
 
 from __future__ import annotations
 

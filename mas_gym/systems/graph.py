@@ -9,6 +9,7 @@ enabled recipient at once.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import blake2b
@@ -135,17 +136,13 @@ class MAS:
         special = {Q: "q", self.sink: "sink", self.ALL: "ALL"}
         return special.get(node) or self.agents[node].name
 
-    def final_text(self, text: str) -> str:
-        """Return the graded part of a terminal state's text.
+    @cached_property
+    def final_text(self) -> Callable[[str], str]:
+        """A function that returns the graded part of a terminal state's text.
 
         For a MAS, this is the whole text; for a program, its return value, or an empty text if the program failed.
         """
-        if not self.external:
-            return text
-        returned, failed = text.rfind(RETURNED), text.rfind(FAILED)
-        if failed > returned:
-            return ""
-        return text if returned < 0 else text[returned + len(RETURNED) :]
+        return _returned if self.external else str
 
     @property
     def kind(self) -> str:
@@ -174,6 +171,13 @@ class MAS:
         """32 hexadecimal digits that identify the system, the same in every process and on every machine."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _returned(text: str) -> str:
+    returned, failed = text.rfind(RETURNED), text.rfind(FAILED)
+    if failed > returned:
+        return ""
+    return text if returned < 0 else text[returned + len(RETURNED) :]
 
 
 def _stated(part: Agent | MAS) -> JSONObject:

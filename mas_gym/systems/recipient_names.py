@@ -47,10 +47,10 @@ def named_recipient(text: str) -> str | None:
     """
     last = ""
     for line in text.splitlines():
-        if (value := _field(line, _RECIPIENT)) is not None:
+        if ":" in line and (value := _field(line, _RECIPIENT)) is not None:
             return value.strip()
-        if not line.isspace():
-            last = line or last
+        if line and not line.isspace():
+            last = line
     places = [(last.rfind(arrow), arrow) for arrow in ARROWS]
     place, arrow = max(places)
     return None if place < 0 else last[place + len(arrow) :].strip()
@@ -64,15 +64,15 @@ def current_answer(text: str) -> str | None:
     """
     lines = text.splitlines()
     for i in reversed(range(len(lines))):
-        if (value := _field(lines[i], _CURRENT_ANSWER)) is not None:
+        if ":" in lines[i] and (value := _field(lines[i], _CURRENT_ANSWER)) is not None:
             return "\n".join([value, *lines[i + 1 :]]).strip()
     return None
 
 
 def _field(line: str, label: str) -> str | None:
     """Return the text after a label and a colon at the beginning of a line; None if the line begins differently."""
-    said, colon, value = line.partition(":")
-    return value if colon and len(label) <= len(said) <= _LONGEST_LABEL and folded(said) == label else None
+    said, _, value = line.partition(":")
+    return value if len(label) <= len(said) <= _LONGEST_LABEL and folded(said) == label else None
 
 
 def nameable(mas: MAS, state: MASState) -> tuple[int, ...]:

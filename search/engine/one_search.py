@@ -98,11 +98,11 @@ class ActiveSearch:
             services: The scheduler.
             on_message: Called with the agent and the usage so far when a message arrives.
         """
-        self.setup, self.problem, mas = setup, problem, setup.mas
+        self.setup, self.problem = setup, problem
         # No reference cycle: it would keep the texts of a finished search until the garbage collector runs.
         search: ActiveSearch = weakref.proxy(self)
         self.model = make_model(setup, problem, lambda agent, usage: search._report(agent, usage))
-        self.grader = ProblemGrader(setup.problems, problem, mas.final_text if mas.external else str, self.model.grades)
+        self.grader = ProblemGrader(setup.problems, problem, setup.mas.final_text, self.model.grades)
         self.spent, self.asked = Usage(), 0
         self.failure: BaseException | None = None
         self._services, self._on_message = services, on_message

@@ -11,7 +11,7 @@ from mas_gym.systems.recipient_names import current_answer, folded, named_recipi
 from mas_gym.tasks import Problem, ProblemTask
 
 SIZE = 1_000_000
-SECONDS = 20.0
+SECONDS = 2.0
 UNITS = [
     *("->", "-", "\u2192", "-> a ", "->\n", "RECIPIENT:\n", "RECIPIENT ", "RECIPIENT", "RECIPIEN:\n", ":", ":\n", " "),
     *("CURRENT ANSWER:\n", "CURRENT ANSWER ", "*" * 40 + ":\n", "\n", "\r", "\u2028", "\x00", "\ud800", "\u202e"),

@@ -185,7 +185,7 @@ def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
 def _pick(
     scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float
 ) -> tuple[Ints, Bools, Bools]:
-    """Return the chosen columns, the ambiguous rows, and the rows whose nucleus is certainly inside these candidates.
+    """Return the chosen columns, which draws are ambiguous, and which rows have their whole nucleus here.
 
     ``scaled`` and ``ids`` are ``[n, k]`` with the most likely token first; ``total`` is the log of the normalizer.
     If ``top_p`` is 0, only the most likely token is kept; if it is infinite, every token is kept.

@@ -93,7 +93,7 @@ def _keys(tokens: list[int]) -> Iterator[int]:
 
 
 def gathered(found: list[tuple[EncodedPrompt | None, int]]) -> tuple[DynamicCache, int]:
-    """Return a cache whose row r ends with the shared prefix of prompt r, and its width (0 if no prefix is shared)."""
+    """Return a cache with the shared prefix of each prompt, right-aligned, and its width; 0 if no prefix is shared."""
     cache = DynamicCache()
     width = max(length for _, length in found)
     if width == 0:

@@ -1,4 +1,4 @@
-"""Tasks whose problems are generated on demand, and the split of a generated question."""
+"""Tasks with generated problems, and the assignment of generated questions to splits."""
 
 from __future__ import annotations
 
