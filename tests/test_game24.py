@@ -170,12 +170,14 @@ def test_puzzle_without_a_solution_is_rejected() -> None:
 
 def test_proposer_plays_only_legal_moves_and_is_reproducible() -> None:
     task = Game24("dev", difficulty=1)[:5]
-    runs = [list(search.run("sc:4", task, mas="game24", policy=proposer(), seed=7)) for _ in range(2)]
-    for plan, again in zip(*runs, strict=True):
+    runs = [search.run("sc:4", task, mas="game24", policy=proposer(), seed=7) for _ in range(2)]
+    # Plans arrive as searches finish, which may be in another order.
+    plans, again = ({plan.problem_id: plan for plan in run} for run in runs)
+    for problem_id, plan in plans.items():
         assert plan.error is None
-        assert [c.state for c in plan.candidates] == [c.state for c in again.candidates]
+        assert [c.state for c in plan.candidates] == [c.state for c in again[problem_id].candidates]
         for candidate in plan.candidates:
-            left = tuple(map(Fraction, task.problem(plan.problem_id).metadata["numbers"]))
+            left = tuple(map(Fraction, task.problem(problem_id).metadata["numbers"]))
             *steps, answer = [turn.text for turn in candidate.state.turns]
             for step in steps:
                 assert step in [write_move(left, move) for move in moves(left)]
