@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method
@@ -237,25 +237,14 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
     return Scores(tuple(found_values), tokens, read, unread, tuple(reasons))
 
 
-@runtime_checkable
-class _Array(Protocol):
-    """An array or tensor from any library, or a NumPy scalar."""
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-
-    def tolist(self) -> Any:
-        """Return nested lists of numbers, or one number."""
-
-
-def _plain(values: object) -> Any:
-    return values.tolist() if isinstance(values, _Array) else values
+def _plain(values: Any) -> Any:
+    """Return an array or tensor of any library as lists of numbers, or as one number."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _number(value: object) -> float:
     """Return a real number or a zero-dimensional tensor as a float; NaN for anything else."""
-    number = value.tolist() if isinstance(value, _Array) and value.ndim == 0 else value
+    number = _plain(value)
     try:
         return math.nan if isinstance(number, bool) or not isinstance(number, numbers.Real) else float(number)
     except OverflowError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import index
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, Self, SupportsIndex, get_args, overload, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, get_args, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, UnknownNameError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method
@@ -121,7 +121,7 @@ class Grade(_Grade):
 
 def _count(name: str, value: object) -> int:
     # NumPy's integers are counts too.
-    number = index(value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else -1
+    number = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else -1
     if not 0 <= number <= MAX_TOKENS:
         raise ConfigError(
             f"Grade: expected {name} to be an int from 0 to {MAX_TOKENS:,}, got {shown(value)}; leave it out if unknown"
