@@ -1,4 +1,4 @@
-"""Compute the tables of ``docs/real-models.md`` from the published samples of Qwen2.5-Coder-0.5B-Instruct on GSM8K.
+"""Compute the tables of ``docs/real-models.md`` from the published samples of real models on GSM8K.
 
     mas-gym train orm --store benchmarks/real_models/train-cot.db --base features --out models/orm-cot
     python -m benchmarks.real_models.table --orm models/orm-cot
@@ -69,16 +69,16 @@ def stored(name: str) -> list[search.Plan]:
         return [plan for info in store.runs() for _, plan in store.searches(info.run)]
 
 
-def searched(name: str, label: str, critic: str) -> Rows:
+def searched(name: str, label: str) -> Rows:
     """Return the row of a stored search; a stored vote also has the row of best-of-N, with the same values."""
     plans = stored(name)
     tokens = sum(plan.usage.generated_tokens for plan in plans) / len(plans)
-    rows = {f"RPSV | {label}{critic}": Row({plan.problem_id: float(bool(plan.correct)) for plan in plans}, tokens)}
-    if label.startswith("sc:5"):
+    rows = {label: Row({plan.problem_id: float(bool(plan.correct)) for plan in plans}, tokens)}
+    if "weighted" in label:
         # Every sample of a weighted vote has a score.
         best = {plan.problem_id: max(plan.candidates, key=lambda one: float(one.score)) for plan in plans}  # type: ignore[arg-type]
         right = {problem: float(bool(candidate.correct)) for problem, candidate in best.items()}
-        rows[f"RPSV | bon:5, {critic}"] = Row(right, tokens)
+        rows[label.replace("sc:5, weighted by", "bon:5,")] = Row(right, tokens)
     return rows
 
 
@@ -119,6 +119,9 @@ PAIRS = (
     ("`cot` | sc:20", "RPSV, low limits | sc:10"),
     ("`cot` | bon:10, ORM", "`cot` | sc:10"),
     ("`cot` | bon:20, ORM", "`cot` | sc:20"),
+    ("`cot`, 1.5B model | single", "`cot` | single"),
+    ("`cot`, 1.5B model | single", "`cot` | sc:20"),
+    ("`cot`, 1.5B model | single", "RPSV | sbs:5,3, policy likelihood"),
 )
 
 
@@ -128,11 +131,12 @@ def lines(orm: str) -> Iterator[str]:
     rows |= drawn("paper", "sc:5,weights=critic", search.PolicyLikelihood(), "sc:5, weighted by policy likelihood")
     for name, (label, critics) in SEARCHES.items():
         for critic in critics:
-            rows |= searched(f"paper-{name}-{critic.lower().split()[-1]}", label, critic)
+            rows |= searched(f"paper-{name}-{critic.lower().split()[-1]}", f"RPSV | {label}{critic}")
     rows |= sampled("rpsv", (1, 5, 10))
     rows |= sampled("cot", (1, 3, 5, 10, 13, 20))
     for k in (5, 10, 20):
         rows |= drawn("cot", f"bon:{k}", rewardmodels.load_critic(orm), f"bon:{k}, ORM")
+    rows |= searched("samples-cot-1.5b", "`cot`, 1.5B model | single")
     yield from ("| agents | choice | Hit@1 | 95% interval | TOK |", "|---|---|---|---|---|")
     for label, row in rows.items():
         low, high = accuracy_interval(list(row.right.values()), 1)
