@@ -24,17 +24,8 @@ if TYPE_CHECKING:
 _SECONDS = 15.0
 _DASH = "\N{EN DASH}"
 _COLUMNS = (
-    "Critic",
-    "First error",
-    "No error",
-    "F1",
-    "95% interval",
-    "Agent",
-    "AUC",
-    "Pairs",
-    "RC",
-    "Critic TOK",
-    "Failed",
+    *("Critic", "First error", "No error", "F1", "95% interval", "Agent"),
+    *("AUC", "Pairs", "RC", "Critic TOK", "Failed"),
 )
 
 

@@ -20,20 +20,6 @@ _PLAIN_SECONDS = 20.0
 _SHORTEST_LABEL = 8
 
 
-class _Line:
-    """One progress line: the latest snapshot of each seed's run."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self.label, self.total = one_line(label), total
-        self.runs: dict[int, Progress] = {}
-
-    def sum(self) -> Progress:
-        from search.progress import Progress
-
-        # Another thread may add a run.
-        return sum(list(self.runs.values()), Progress())
-
-
 class RunProgress:
     """Shows the progress, cost and accuracy of runs so far; the lines of finished runs stay.
 
@@ -45,8 +31,8 @@ class RunProgress:
 
     def __init__(self, labels: list[str], total: int, graded: bool = True) -> None:
         """Prepare the lines; printing starts when the context is entered."""
-        self._lines = {label: _Line(label, total) for label in labels}
-        self._graded = graded
+        self._runs: dict[str, dict[int, Progress]] = {label: {} for label in labels}
+        self._total, self._graded = total, graded
         self._console = stderr()
         self._live: Live | None = None
         self._printed = monotonic()
@@ -68,37 +54,42 @@ class RunProgress:
 
     def update(self, label: str, run: int, progress: Progress) -> None:
         """Record the latest snapshot of a line's run; there are a few per second, even while no search ends."""
-        current = self._lines[label]
-        before = current.runs.get(run)
-        current.runs[run] = progress
+        runs = self._runs[label]
+        before, runs[run] = runs.get(run), progress
         changed = before is None or before.done != progress.done
-        if changed and current.sum().done == current.total:
-            self._console.print(self._text(current), soft_wrap=True, style="green")
+        if changed and self._sum(label).done == self._total:
+            self._console.print(self._text(label), soft_wrap=True, style="green")
         elif self._live is None and monotonic() - self._printed > _PLAIN_SECONDS:
             self._printed = monotonic()
-            self._console.print(self._text(current), soft_wrap=True)
+            self._console.print(self._text(label), soft_wrap=True)
 
-    def _open(self) -> list[_Line]:
+    def _sum(self, label: str) -> Progress:
+        from search.progress import Progress
+
+        # Another thread may add a run.
+        return sum(list(self._runs[label].values()), Progress())
+
+    def _open(self) -> list[str]:
         """Return the unfinished lines that have begun, or the first one."""
-        open_ = [line for line in self._lines.values() if line.sum().done < line.total]
-        return [line for line in open_ if line.runs] or open_[:1]
+        open_ = [label for label in self._runs if self._sum(label).done < self._total]
+        return [label for label in open_ if self._runs[label]] or open_[:1]
 
     def _render(self) -> Text:
         from rich.text import Text
 
         return Text("\n".join(map(self._text, self._open())), no_wrap=True, overflow="ellipsis")
 
-    def _text(self, line: _Line) -> str:
-        figures = "  ".join(filter(None, self._figures(line)))
+    def _text(self, label: str) -> str:
+        figures, name = "  ".join(filter(None, self._figures(label))), one_line(label)
         # A terminal line that wraps would be redrawn at the wrong place.
-        room = len(line.label) if self._live is None else max(_SHORTEST_LABEL, self._console.width - len(figures) - 3)
-        return f"{brief(line.label, room)}: {figures}"
+        room = len(name) if self._live is None else max(_SHORTEST_LABEL, self._console.width - len(figures) - 3)
+        return f"{brief(name, room)}: {figures}"
 
-    def _figures(self, line: _Line) -> list[str]:
+    def _figures(self, label: str) -> list[str]:
         """Return the finished searches, accuracy, agent calls, tokens and time of a line."""
-        now = line.sum()
-        done = f"{now.done:,}/{line.total:,}"
-        if not line.runs:
+        now = self._sum(label)
+        done = f"{now.done:,}/{self._total:,}"
+        if not self._runs[label]:
             return [done]
         notes = [f"Hit@1 {100 * now.correct / now.done:.1f}"] if now.done and self._graded else []
         notes += [f"{now.failed} failed"] if now.failed else []
@@ -106,8 +97,8 @@ class RunProgress:
         usage, fresh = now.usage, now.done - now.stored
         rate = usage.generated_tokens / usage.seconds if usage.seconds > 0 else 0.0
         # Concurrent searches end together, so the remaining time cannot be estimated from the first few.
-        reliable = fresh and now.done * 10 >= line.total and now.done < line.total
-        left = f"{clock(usage.seconds / fresh * (line.total - now.done))} left" if reliable else clock(usage.seconds)
+        reliable = fresh and now.done * 10 >= self._total and now.done < self._total
+        left = f"{clock(usage.seconds / fresh * (self._total - now.done))} left" if reliable else clock(usage.seconds)
         tokens = f"TOK {rounded(usage.generated_tokens)} ({rounded(round(rate))}/s)"
         return [done, ", ".join(notes), f"AC {rounded(usage.agent_calls)}", tokens, left]
 

@@ -13,17 +13,8 @@ from mas_gym.tasks.data_rows import BadRow
 from mas_gym.tasks.json_rows import parsed
 
 _TEXT_KEYS = (
-    "question",
-    "input",
-    "query",
-    "task",
-    "prompt",
-    "text",
-    "content",
-    "output",
-    "answer",
-    "result",
-    "response",
+    *("question", "input", "query", "task", "prompt", "text", "content"),
+    *("output", "answer", "result", "response"),
 )
 MODEL, TOOL, AGENT, OTHER = "model", "tool", "agent", "other"
 """Kinds of spans."""

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 from mas_gym.errors import MASGymError
 from mas_gym.programs.background import Activity, Interrupt, ProgramStopped
 from mas_gym.programs.chat_completions import Call, difference
+from mas_gym.programs.program_loop import Loop
 from mas_gym.programs.worlds import World
 
 
@@ -163,14 +164,6 @@ def given(texts: list[str]) -> list[str]:
     return texts
 
 
-class Place(Protocol):
-    """An event loop that executions share."""
-
-    @property
-    def here(self) -> bool:
-        """Whether the caller is on the loop's thread."""
-
-
 class _Open:
     """A call without replies."""
 
@@ -224,22 +217,13 @@ class Execution:
         tape: Tape,
         world: World | None = None,
     ) -> None:
-        """Prepare an execution.
+        """Prepare an execution with at most ``limits[0]`` calls; it is hung after ``limits[1]`` seconds without a call.
 
-        Args:
-            host: The runner.
-            token: See the class, as for ``key`` and ``question``.
-            key: The API key.
-            question: The question.
-            script: The replies to give immediately.
-            limits: Maximum number of calls; seconds without a call or an answer after which the program counts as hung.
-            tape: The recorded results of the search.
-            report: Called once per decision, with the outcome or a `DivergenceError`, on any thread.
-            world: The world that the program's tools change.
+        ``report`` is called once per decision, with the outcome or a `DivergenceError`, on any thread.
         """
         self.token, self.key, self.question = token, key, question
         self.bearer = f"Bearer {key}".encode()
-        self.place: Place | None = None
+        self.place: Loop | None = None
         self.observed = False
         self.activity = Activity()
         self.interrupt = Interrupt()

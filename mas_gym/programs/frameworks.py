@@ -13,11 +13,11 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FunctionType, MethodType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
+from typing import Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
@@ -31,34 +31,6 @@ _INNER = ("model", "agent")
 _GRAPHS = "langgraph.pregel"
 _LIBRARIES = ("langgraph", "langchain")
 """Libraries with routing functions that do not call a model."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class _Config(TypedDict, total=False):
-    """The part of LangChain's run configuration that is used."""
-
-    metadata: Mapping[str, Any]
-
-
-class _URL(Protocol):
-    port: int | None
-
-
-class _Request(Protocol):
-    """An unsent request of httpx or httpx2."""
-
-    url: _URL
-    headers: MutableMapping[str, str]
-
-
-class _Graph(Protocol):
-    config: _Config | None
-    nodes: Mapping[str, object]
-
-    def get_subgraphs(self) -> Iterable[tuple[str, _Graph]]: ...
-
 
 _process_port: int | None = None
 _nodes: ContextVar[tuple[str, ...]] = ContextVar("mas_gym_nodes", default=())
@@ -103,12 +75,12 @@ def _name_routers(kind: Any) -> None:
         _wrap(kind, run, _routing)
 
 
-def _wrap(kind: type, method: Callable[P, R], wrapper: Callable[[Callable[P, R]], Callable[P, R]]) -> None:
+def _wrap(kind: type, method: Callable[..., Any], wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     setattr(kind, method.__name__, functools.wraps(method)(wrapper(method)))
 
 
-def _naming(send: Callable[..., R]) -> Callable[..., R]:
-    def send_named(client: object, request: _Request, *args: object, **named: object) -> R:
+def _naming(send: Callable[..., Any]) -> Callable[..., Any]:
+    def send_named(client: object, request: Any, *args: object, **named: object) -> Any:
         execution = CURRENT.get()
         port = _process_port if execution is None else execution.activity.port
         if port is not None and request.url.port == port:
@@ -118,8 +90,8 @@ def _naming(send: Callable[..., R]) -> Callable[..., R]:
     return send_named
 
 
-def _describing(run: Callable[Concatenate[_Graph, P], R]) -> Callable[Concatenate[_Graph, P], R]:
-    def run_described(graph: _Graph, /, *args: P.args, **named: P.kwargs) -> R:
+def _describing(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_described(graph: object, /, *args: object, **named: object) -> Any:
         if CURRENT.get() is not None or _process_port is not None:
             _nodes.set(tuple(dict.fromkeys((*_nodes.get(), *_nodes_of(graph, _running())))))
         return run(graph, *args, **named)
@@ -127,7 +99,7 @@ def _describing(run: Callable[Concatenate[_Graph, P], R]) -> Callable[Concatenat
     return run_described
 
 
-def _nodes_of(graph: _Graph, above: Mapping[str, object]) -> Iterator[str]:
+def _nodes_of(graph: Any, above: Mapping[str, object]) -> Iterator[str]:
     """Yield the nodes of a graph and its subgraphs, and the routing functions.
 
     Args:
@@ -166,20 +138,20 @@ def _router_name(path: object) -> str:
 
 def _routing(run: Callable[..., Any]) -> Callable[..., Any]:
     @contextmanager
-    def named_by(path: object, config: _Config | None) -> Iterator[None]:
+    def named_by(path: object, config: Any) -> Iterator[None]:
         before = _router.set((_node((config or {}).get("metadata") or {}), _routers[path]))
         try:
             yield
         finally:
             _router.reset(before)
 
-    def run_named(path: object, value: object, config: _Config | None = None, **named: object) -> object:
+    def run_named(path: object, value: object, config: Any = None, **named: object) -> object:
         if path not in _routers:
             return run(path, value, config, **named)
         with named_by(path, config):
             return run(path, value, config, **named)
 
-    async def await_named(path: object, value: object, config: _Config | None = None, **named: object) -> object:
+    async def await_named(path: object, value: object, config: Any = None, **named: object) -> object:
         if path not in _routers:
             return await run(path, value, config, **named)
         with named_by(path, config):

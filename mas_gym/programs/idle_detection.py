@@ -145,7 +145,7 @@ class IdleMonitor(ABC):
         if self._polling:
             side.loop.call_later(max(_POLL_SECONDS, (thread_time() - began) / _LOAD), self._poll)
 
-    def _look(self, executions: list[Execution], running: Container[Execution | None] = ()) -> None:
+    def _look(self, executions: list[Execution], running: Container[object] = ()) -> None:
         """Order the calls of the programs that cannot make another call.
 
         Args:
@@ -208,7 +208,7 @@ class IdleMonitor(ABC):
         self._unknown |= names
         return True
 
-    def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:
+    def _idle(self, running: Callable[[], Container[object]]) -> bool:
         """Check the event loop's programs before it waits or polls; return whether any program was idle."""
         watched = [execution for execution in list(self._watched) if execution.place is self._programs]
         if not watched:

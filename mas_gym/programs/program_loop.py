@@ -16,9 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from mas_gym.programs.background import CURRENT, JOBS, ProgramStopped, raise_in
-from mas_gym.programs.execution import Execution
-from mas_gym.programs.program_kinds import failed
+from mas_gym.programs.background import CURRENT, JOBS, ProgramStopped, Running, raise_in
 
 _BUSY_SECONDS = 0.3
 _MAX_THREADS = 4096
@@ -128,7 +126,7 @@ _WAKE = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-define
 """The function that ends `asyncio.sleep`."""
 
 
-def _owner(error: BaseException) -> Execution | None:
+def _owner(error: BaseException) -> Running | None:
     """Return the program that ended the event loop with an error in one of the program's callbacks."""
     trace, found = error.__traceback__, None
     while trace is not None:
@@ -172,7 +170,7 @@ class Loop:
             except (SystemExit, KeyboardInterrupt) as error:
                 execution = _owner(error)
                 if execution is not None:
-                    execution.finish(failed(error))
+                    execution.fail(f"{type(error).__name__}: {error}"[:2000].removesuffix(": "))
         self.loop.close()
 
     def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> _Task:
@@ -217,7 +215,7 @@ class Loop:
         if self._asked is not None:
             self._asked += seconds
 
-    def pending(self) -> set[Execution | None]:
+    def pending(self) -> set[Running | None]:
         """Return the programs with pending callbacks. Call it only on the loop's thread."""
         contexts = [handle._context for handle in list(self.loop._ready)]  # type: ignore[attr-defined]
         contexts += [context for context, *_ in list(self._inbox)]

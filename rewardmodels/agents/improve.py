@@ -58,7 +58,6 @@ class ImproveConfig:
         search: Planner that is evaluated with each round's critic.
         seed: Run seed of all searches.
         agents: Fields of `AgentConfig`, such as ``credit`` or ``learning_rate``.
-        critic: Fields of `TrainingConfig` for the critics.
     """
 
     method: str = "grpo"
@@ -68,7 +67,6 @@ class ImproveConfig:
     search: str = "mcts:20,2"
     seed: int = 42
     agents: tuple[tuple[str, Any], ...] = ()
-    critic: tuple[tuple[str, Any], ...] = ()
 
 
 class Round(NamedTuple):
@@ -158,9 +156,7 @@ def improve(
         own = replace(spec, problems=problems, policy=load_policy(policy), store=out / STORE, seed=config.seed)
         _search(own, config, log, listen)
         log("training a critic on them")
-        settings = dict(config.critic)
-        view = settings.pop("view", "full")
-        teach(partial(trees, own), folder, "masprm", "bt", start, view, log=log, **settings)
+        teach(partial(trees, own), folder, "masprm", "bt", start, log=log)
         critic = load_critic(str(folder))
         first = load_critic(str(out / "generation-0" / "masprm")) if number else critic
         log(f"evaluating on {len(held_out):,} held-out problems")

@@ -23,7 +23,6 @@ from mas_gym.tasks.base import Same, question_digest, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.encode import Parts, View, state_parts
 from rewardmodels.data.mining import Labeled, Pair
-from search.plan import Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store import RunInfo, Store, open_store
 from search.tree import Tree
@@ -313,24 +312,27 @@ def histogram(data: RewardData) -> dict[str, dict[str, int]]:
     }
 
 
-def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = None) -> Iterator[LabeledTree]:
+def stored_trees(path: str | Path, run: str | None = None) -> Iterator[LabeledTree]:
     """Read the trees of training searches (with the true reward), and of imported transcripts, from a store.
 
     Args:
         path: The store.
         run: One run's name or fingerprint; None reads every training run and every imported one.
-        mas: The expected MAS; None accepts any.
 
     Yields:
         The trees, run by run in the order in which the runs started, and by problem id within a run.
 
     Raises:
         StoreError: There is no store, it has a different schema, or there is no such run.
-        DataError: The store contains no training run, or a run uses another MAS.
+        DataError: The store contains no training run.
     """
     with open_store(path) as store:
         for info in training_runs(store, run, recorded=True):
-            yield from _trees(store.plans(info.run), info, mas, path)
+            recorded, seed = is_recorded(info.config), int(info.config["seed"])
+            task = RECORDED if recorded else str(info.facts.get("task") or "problems")
+            for plan in store.plans(info.run):
+                if plan.tree is not None:
+                    yield LabeledTree(plan.tree, info.mas, task, plan.problem_id, seed, recorded)
 
 
 def training_runs(store: Store, run: str | None, recorded: bool = False) -> list[RunInfo]:
@@ -348,17 +350,3 @@ def training_runs(store: Store, run: str | None, recorded: bool = False) -> list
             f"(mas-gym rollouts){' or logs (mas-gym import)' if recorded else ''}"
         )
     return chosen
-
-
-def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabeledTree]:
-    mas = info.mas
-    if expected is not None and graph_of(expected) != graph_of(mas):
-        raise DataError(
-            f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} used {mas.name!r} with "
-            "different agents, edges or loops; run rollouts with the critic's MAS, or name another run"
-        )
-    recorded, seed = is_recorded(info.config), int(info.config["seed"])
-    task = RECORDED if recorded else str(info.facts.get("task") or "problems")
-    for plan in plans:
-        if plan.tree is not None:
-            yield LabeledTree(plan.tree, mas, task, plan.problem_id, seed, recorded)

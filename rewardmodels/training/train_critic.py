@@ -385,7 +385,7 @@ def trees(spec: RunSpec, first: int | None = None) -> Iterator[LabeledTree]:
     assert spec.store is not None
     wanted = {problem.id for problem in spec.problems[: first or len(spec.problems)]}
     for info in grown(spec):
-        for item in stored_trees(Path(spec.store), info.run, spec.mas):
+        for item in stored_trees(Path(spec.store), info.run):
             if item.problem_id in wanted:
                 yield item
 
@@ -400,6 +400,7 @@ def grown(spec: RunSpec) -> list[RunInfo]:
     same = {
         "training": True,
         "seed": spec.seed,
+        "mas": spec.mas.to_dict(),
         "policy": engine_identity("policy", spec.policy),
         "sampling": asdict(spec.sampling.for_system(spec.mas)),
     }

@@ -108,31 +108,19 @@ def schedule(found: Sequence[Bundle], batch_size: int, epochs: float, seed: int)
     """
     steps: list[list[int]] = []
     whole, part = divmod(epochs, 1)
+    window = _WINDOW * batch_size
     for epoch in range(int(whole) + (part > 0)):
         rng = random.Random(f"{seed}|{epoch}")
         order = list(range(len(found)))
         rng.shuffle(order)
-        batches = _batches(order, found, batch_size, rng)
+        batches: list[list[int]] = []
+        for start in range(0, len(order), window):
+            ordered = sorted(order[start : start + window], key=lambda i: found[i].tokens)
+            fresh = chunks(ordered, [len(found[i].examples) for i in ordered], limit=batch_size)
+            rng.shuffle(fresh)
+            batches += fresh
         steps += batches if epoch < whole else batches[: max(1, round(part * len(batches)))]
     return steps
-
-
-def _batches(order: list[int], found: Sequence[Bundle], batch_size: int, rng: random.Random) -> list[list[int]]:
-    batches: list[list[int]] = []
-    window = _WINDOW * batch_size
-    for start in range(0, len(order), window):
-        ordered = sorted(order[start : start + window], key=lambda i: found[i].tokens)
-        fresh: list[list[int]] = [[]]
-        count = 0
-        for i in ordered:
-            if count + len(found[i].examples) > batch_size and fresh[-1]:
-                fresh.append([])
-                count = 0
-            fresh[-1].append(i)
-            count += len(found[i].examples)
-        rng.shuffle(fresh)
-        batches += fresh
-    return batches
 
 
 def forward_passes(step: Sequence[Bundle], max_tokens: int, share: bool) -> list[list[Bundle]]:

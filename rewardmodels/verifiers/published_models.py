@@ -349,11 +349,15 @@ def _with_head(prm: StepRewardModel, layers: Sequence[str]) -> tuple[Read, Calla
     """Load a backbone and the linear layers above it; return functions that run the backbone and apply the layers."""
     import torch
 
-    tensors = head_tensors(Path(prm.folder), layers)
+    names = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
+    tensors = read_tensors(Path(prm.folder), names)
+    if lacking := sorted(set(names) - set(tensors)):
+        raise DataError(
+            f"{prm.folder}: expected a head with {', '.join(lacking)}, which the safetensors files lack; set format= "
+            "to the model's format, or download the model again"
+        )
     model = _loaded(prm, "AutoModel")
-    weights = [
-        tensors[f"{name}.{part}"].to(model.device, model.dtype) for name in layers for part in ("weight", "bias")
-    ]
+    weights = [tensors[name].to(model.device, model.dtype) for name in names]
 
     def run(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
@@ -378,27 +382,17 @@ def _loaded(prm: StepRewardModel, kind: str) -> PreTrainedModel:
     return model
 
 
-def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Read the weights and biases of linear layers from a folder's safetensors files.
-
-    Raises:
-        DataError: A tensor is missing, or a file is damaged.
-    """
+def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return those of the named tensors that a folder's safetensors files have. Raises `DataError` for a bad file."""
     from safetensors import SafetensorError, safe_open
 
-    wanted = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
     found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                found |= {key: file.get_tensor(key) for key in wanted & set(file.keys())}
+                found |= {key: file.get_tensor(key) for key in set(names) & set(file.keys())}
         except (SafetensorError, OSError) as error:
             raise DataError(f"cannot read the weights in {path}: {error}; copy the file again") from error
-    if lacking := sorted(wanted - set(found)):
-        raise DataError(
-            f"{folder}: expected a head with {', '.join(lacking)}, which the safetensors files lack; set format= to "
-            "the model's format, or download the model again"
-        )
     return found
 
 
@@ -408,18 +402,11 @@ def guess_format(model: str, folder: str) -> str:
     Raises:
         ConfigError: The format cannot be determined.
     """
-    from safetensors import SafetensorError, safe_open
-
     architectures = read_object(Path(folder) / "config.json").get("architectures") or []
     if "Qwen2ForProcessRewardModel" in architectures:
         return "qwen"
-    try:
-        for path in Path(folder).glob("*.safetensors"):
-            with safe_open(path, framework="pt") as file:
-                if "v_head.summary.weight" in set(file.keys()):
-                    return "skywork"
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"cannot read the weights in {folder}: {error}; copy the folder again") from error
+    if read_tensors(Path(folder), ["v_head.summary.weight"]):
+        return "skywork"
     for sign, format in (("math-shepherd", "shepherd"), ("3.1-8b-prm", "rlhflow")):
         if sign in model.lower():
             return format
