@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import mas_gym
 from benchmarks.enumeration import Enumerator, enumerate_problems
-from benchmarks.learning_page import Point, Row, chosen, write_page
+from benchmarks.learning_page import Point, Row, chosen, write
 from benchmarks.tiny.stories import generated
 from mas_gym.errors import DataError
 from mas_gym.policies import load_policy
@@ -57,6 +57,7 @@ from search.store import open_store
 PAGES = Path(__file__).parent / "pages" / "training"
 SHIPPED = "tiny-masprm"
 ARITHMETIC = "arithmetic"
+RUN_SEED = 14
 
 
 class Method(NamedTuple):
@@ -216,7 +217,7 @@ def passes(policy: str, store: Path, args: argparse.Namespace) -> tuple[dict[str
     """
     kept = store.with_suffix(".json")
     if not kept.exists():
-        spec = spec_of(policy, "dev", args.dev, 14, store, args.task)
+        spec = spec_of(policy, "dev", args.dev, RUN_SEED, store, args.task)
         [(name, planner)] = named_planners(["single"]).items()
         outcomes, stop = measure([SearchRow(name, planner)], spec)
         if stop is not None:
@@ -250,10 +251,10 @@ def spec_of(policy: str, split: str, number: int, seed: int, store: Path, task: 
 
 
 def evaluate(policy: str, planner: str, critic: str, number: int, args: Any) -> list[Outcome]:
-    spec = spec_of(policy, args.split, number, args.run_seeds[0], args.out / "test.db", args.task)
+    spec = spec_of(policy, "test", number, RUN_SEED, args.out / "test.db", args.task)
     [(name, loaded)] = named_planners([planner]).items()
     row = SearchRow(name, loaded, load_critic(critic) if critic else None, critic)
-    outcomes, stop = measure([row], spec, args.run_seeds)
+    outcomes, stop = measure([row], spec)
     if stop is not None:
         raise stop
     return outcomes
@@ -266,16 +267,13 @@ def say(line: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Train all rows, evaluate them, and write the page after each evaluation."""
     args.out = args.out or Path(f"learning-{args.task}")
-    args.page = args.page or PAGES / ("learning.md" if args.task == ARITHMETIC else f"learning_{args.task}.md")
+    args.page = PAGES / ("learning.md" if args.task == ARITHMETIC else f"learning_{args.task}.md")
     args.out.mkdir(parents=True, exist_ok=True)
     known = methods(args)
     rows = [Row("before", [[before(args)]])]
-    counts = dict(one.partition("=")[::2] for one in args.rows)
-    seeds = {name: args.seeds[: int(count) if count else None] for name, count in counts.items()}
     # The first seeds of all rows come first.
-    planned = sorted((place, name) for name in seeds for place in range(len(seeds[name])))
-    curves = {(name, args.seeds[place]): train(known[name], args.seeds[place], args) for place, name in planned}
-    rows += [Row(name, [curves[name, seed] for seed in seeds[name]]) for name in seeds]
+    curves = {(name, seed): train(known[name], seed, args) for seed in args.seeds for name in args.rows}
+    rows += [Row(name, [curves[name, seed] for seed in args.seeds]) for name in args.rows]
     kinds = {
         "single": lambda policy: evaluate(policy, "single", "", args.number, args),
         "vote": lambda policy: evaluate(policy, "sc:6", "", args.searched, args),
@@ -285,11 +283,10 @@ def main(args: argparse.Namespace) -> None:
         for row in rows:
             if kind != "single" and row.name not in args.search_rows:
                 continue
-            for seed, points in zip(seeds.get(row.name, args.seeds[:1]), row.curves, strict=True):
+            for seed, points in zip(args.seeds, row.curves, strict=False):
                 say(f"{row.name}, seed {seed}: {kind}")
                 row.found.setdefault(kind, []).append(outcomes(points[chosen(points)].policy))
-        write_page(rows, args)
-        say(f"wrote {args.page}")
+        say(f"wrote {write(rows, args)}")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -297,16 +294,13 @@ def parser() -> argparse.ArgumentParser:
     numbers = lambda text: tuple(map(int, text.split(",")))  # noqa: E731
     names = lambda text: [name for name in text.split(";") if name]  # noqa: E731
     out.add_argument("--out", type=Path, help="folder for stores and models; by default learning-TASK")
-    out.add_argument("--page", type=Path, help="by default learning.md, with the task in its name unless Arithmetic")
     out.add_argument("--base", default="tiny", help="the agents before training")
     out.add_argument("--task", default=ARITHMETIC, help="or a task of benchmarks.tiny.stories")
-    out.add_argument("--rows", type=names, default=list(METHODS), help="separated by ;; NAME=N: the first N seeds")
+    out.add_argument("--rows", type=names, default=list(METHODS), help="separated by ;")
     out.add_argument("--tokens", type=int, default=16_000, help="generated tokens of training searches per row")
     out.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     out.add_argument("--rounds", type=int, default=4, help="of searching and training")
     out.add_argument("--seeds", type=numbers, default=(0, 1, 2), help="training seeds")
-    out.add_argument("--run-seeds", type=numbers, default=(14,), help="seeds of the evaluation")
-    out.add_argument("--split", default="test")
     out.add_argument("--dev", type=int, default=80, help="dev problems for the curves")
     out.add_argument("-n", "--number", type=int, default=200, help="problems for single passes")
     out.add_argument("--searched", type=int, default=80, help="problems for searches")
@@ -319,5 +313,5 @@ if __name__ == "__main__":
 
     given = parser().parse_args()
     # Where the results are does not matter to them.
-    given.words = re.sub(r"--(out|page) \S+ ?", "", shlex.join(sys.argv[1:]))
+    given.words = re.sub(r"--out \S+ ?", "", shlex.join(sys.argv[1:]))
     main(given)

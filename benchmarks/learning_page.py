@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,23 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.nested_bootstrap import nested_bootstrap
+from benchmarks.paper.page import Page, percent, span, write_page
 from search.compare.first_errors import auc
 from search.results.outcomes import Outcome
 from search.results.plots import COLORS, dress, figure_class, save_figure
-
-REASONS = "## Notes"
-"""Text below this heading is written by hand and kept when the page is regenerated."""
+from search.results.table_formats import gap_cells
 
 RESAMPLES = 2000
 SHARED, OURS = "grpo, shared outcome", "grpo, leave-one-out"
-COLUMNS = {
-    "single": "single pass",
-    "vote": "sc:6",
-    "mcts": "MCTS(20,2), shipped MASPRM",
-}
+COLUMNS = {"single": "single pass", "vote": "sc:6", "mcts": "MCTS(20,2), shipped MASPRM"}
 COSTS = ("vote", "mcts")
 
 Floats = NDArray[np.float64]
+Lines = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The header and the lines of a table."""
+
 Statistic = Callable[[list[tuple[Floats, Floats]]], float]
 """Of the mean curves of some rows: tokens and shares, each of shape ``[points]``."""
 
@@ -89,71 +87,43 @@ class Row:
         return sum(points[-1].tokens for points in self.curves) / len(self.curves)
 
 
-def write_page(rows: Sequence[Row], args: argparse.Namespace) -> None:
-    """Write the page and the curves; notes below `REASONS` stay."""
-    lines = [
-        "# Agents that learn from search"
-        if args.task == "arithmetic"
-        else f"# Agents that learn from search: {args.task}",
-        "",
+def write(rows: Sequence[Row], args: argparse.Namespace) -> Path:
+    """Write the page and the curves, and return the page's file; text below the page's last heading stays."""
+    page = Page(args.page.stem, "Agents that learn from search" + f": {args.task}" * (args.task != "arithmetic"))
+    page.asks = (
         f"This page compares methods of agent training. The RPSV agents of `{args.base}` are trained on `{args.task}` "
-        "with each method and the same budget of generated tokens.",
-        "",
-        "```console",
-        f"python -m benchmarks.learning {args.words}".rstrip(),
-        "```",
-        "",
-        f"- {args.tokens:,} generated tokens of training searches per training run, in {args.rounds} rounds; "
+        "with each method and the same budget of generated tokens."
+    )
+    facts = [
+        f"{args.tokens:,} generated tokens of training searches per training run, in {args.rounds} rounds; "
         f"learning rate {args.rate:g}; training seeds {', '.join(map(str, args.seeds))}; the column `seeds` "
         "contains the number of seeds of a row",
-        f"- {args.number} {args.split} problems for single passes, "
-        f"{args.searched} for searches; {args.dev} dev problems for the curves; "
-        f"run seed{'s' * (len(args.run_seeds) > 1)} {', '.join(map(str, args.run_seeds))}",
-        "- agents of each training run: those of the round with the highest dev accuracy",
-        "- Hit@1 in percent, mean over training seeds, with 95% bootstrap intervals over problems and training runs; "
+        f"{args.number} test problems for single passes, "
+        f"{args.searched} for searches; {args.dev} dev problems for the curves; run seed 14",
+        "agents of each training run: those of the round with the highest dev accuracy",
+        "Hit@1 in percent, mean over training seeds, with 95% bootstrap intervals over problems and training runs; "
         "TOK is generated tokens per problem",
-        "",
-        f"![dev accuracy of single passes against generated tokens]({args.page.stem}.png)",
-        "",
-        "Single passes on dev problems; the bands show the range over training seeds.",
-        "",
-        *_main_table(rows),
-        "",
-        "## Differences",
-        "",
-        *_differences(rows),
-        "",
-        "## Tokens",
-        "",
-        *_token_lines(rows),
     ]
+    alt = "dev accuracy of single passes against generated tokens"
+    page.picture(f"{args.page.stem}.png", alt, lambda path: draw(rows, path))
+    page.text("Single passes on dev problems; the bands show the range over training seeds.")
+    page.table(*_main_table(rows))
+    page.text("## Differences")
+    page.table(*_differences(rows))
+    page.text("## Tokens")
+    _tokens(page, rows)
     if rows[0].curves[0][0].values:
-        lines += [
-            "",
-            "## Reward hacking",
-            "",
-            "Single passes on dev problems during training: mean true reward, mean value of the final states by the",
-            "shipped MASPRM, and the AUC with which this value separates right from wrong final states. If the value",
-            "rises and the reward does not, the agents exploit the critic.",
-            "",
-            *_hacking(rows),
-        ]
-    notes = "No notes yet.\n"
-    if args.page.exists() and REASONS in (old := args.page.read_text(encoding="utf-8")):
-        notes = old.split(f"{REASONS}\n\n", 1)[1]
-    args.page.parent.mkdir(parents=True, exist_ok=True)
-    args.page.write_text("\n".join([*lines, "", REASONS, "", notes]), encoding="utf-8")
-    draw(rows, args.page.with_suffix(".png"))
+        page.text("## Reward hacking")
+        page.text(
+            "Single passes on dev problems during training: mean true reward, mean value of the final states by the "
+            "shipped MASPRM, and the AUC with which this value separates right from wrong final states. If the value "
+            "rises and the reward does not, the agents exploit the critic."
+        )
+        page.table(*_hacking(rows))
+    return write_page(page, args.page.parent, f"python -m benchmarks.learning {args.words}".rstrip(), facts)
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|---|{'---:|' * (len(head) - 1)}"
-    for line in lines:
-        yield f"| {' | '.join(line)} |"
-
-
-def _main_table(rows: Sequence[Row]) -> Iterator[str]:
+def _main_table(rows: Sequence[Row]) -> Lines:
     kinds = [kind for kind in COLUMNS if any(kind in row.found for row in rows)]
     head = ["agents", "seeds", "training tokens"]
     for kind in kinds:
@@ -167,16 +137,16 @@ def _main_table(rows: Sequence[Row]) -> Iterator[str]:
             if kind in COSTS:
                 line.append(f"{row.tokens(kind):,.0f}" if kind in row.found else "")
         lines.append(line)
-    return _table(head, lines)
+    return head, lines
 
 
 def _hit(row: Row, kind: str) -> str:
     shares = row.shares(kind)
     found = nested_bootstrap(shares, [dict.fromkeys(shares[0], 0.0)])
-    return f"{100 * found.mean:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
+    return f"{percent(found.mean)} ({span(found.low, found.high)})"
 
 
-def _differences(rows: Sequence[Row]) -> Iterator[str]:
+def _differences(rows: Sequence[Row]) -> Lines:
     named = {row.name: row for row in rows}
     before = rows[0]
     pairs = [
@@ -197,11 +167,8 @@ def _differences(rows: Sequence[Row]) -> Iterator[str]:
         for row in rows
         if "mcts" in row.found and "vote" in row.found
     ]
-    lines = []
-    for text, ours, theirs in pairs:
-        gap = nested_bootstrap(ours, theirs)
-        lines.append([text, f"{100 * gap.mean:+.1f}", f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"])
-    return _table(["difference, in points", "here", "95% interval"], lines)
+    lines = [(text, *gap_cells(nested_bootstrap(ours, theirs))) for text, ours, theirs in pairs]
+    return ["difference, in points", "here", "95% interval"], lines
 
 
 def _arrays(row: Row) -> tuple[Floats, Floats]:
@@ -228,9 +195,7 @@ def crossing(tokens: Sequence[float] | Floats, shares: Sequence[float] | Floats,
     return math.inf
 
 
-def _drawn(
-    rows: Sequence[Row], statistic: Callable[[list[tuple[Floats, Floats]]], float]
-) -> tuple[float, float, float]:
+def _drawn(rows: Sequence[Row], statistic: Statistic) -> tuple[float, float, float]:
     """Return a statistic of mean curves, with its 95% bootstrap interval over problems and training runs."""
     arrays = [_arrays(row) for row in rows]
     rng = np.random.default_rng(0)
@@ -248,7 +213,7 @@ def _drawn(
     return here, float(low), float(high)
 
 
-def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
+def _tokens(page: Page, rows: Sequence[Row]) -> None:
     """Compare the tokens of each row of GRPO with those of the shared outcome."""
     named = {row.name: row for row in rows}
     if SHARED not in named:
@@ -256,15 +221,13 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
     shared = named[SHARED]
     mean = _arrays(shared)[1].mean((0, 2))
     if mean.max() == mean[0]:
-        yield (
-            f"The curve of `{SHARED}` never exceeds the accuracy of the untrained agents, so there is no accuracy to "
-            "reach."
-        )
+        page.text(f"The curve of `{SHARED}` never exceeds the accuracy of the untrained agents.")
         return
-    yield "Generated tokens at which a row's mean dev curve reaches the last value and the maximum of the curve of"
-    yield f"`{SHARED}`, as a share of the tokens at that point; 95% bootstrap intervals over problems and training"
-    yield "runs. The goal is at most 40%."
-    yield ""
+    page.text(
+        "Generated tokens at which a row's mean dev curve reaches the last value and the maximum of the curve of "
+        f"`{SHARED}`, as a share of the tokens at that point; 95% bootstrap intervals over problems and training runs. "
+        "The goal is at most 40%."
+    )
 
     def share(best: bool) -> Statistic:
         def statistic(curves: list[tuple[Floats, Floats]]) -> float:
@@ -284,10 +247,10 @@ def _token_lines(rows: Sequence[Row]) -> Iterator[str]:
             shown = [f"{100 * one:.0f}%" if math.isfinite(one) else "not reached" for one in found]
             cells.append(f"{shown[0]} ({shown[1]} to {shown[2]})")
         lines.append(cells)
-    yield from _table(["agents", "of the tokens to its end", "of the tokens to its maximum"], lines)
+    page.table(["agents", "of the tokens to its end", "of the tokens to its maximum"], lines)
 
 
-def _hacking(rows: Sequence[Row]) -> Iterator[str]:
+def _hacking(rows: Sequence[Row]) -> Lines:
     lines = []
     for row in rows:
         for place in range(len(row.curves[0])):
@@ -308,7 +271,7 @@ def _hacking(rows: Sequence[Row]) -> Iterator[str]:
                     f"{sum(separates) / len(separates):.3f}",
                 ]
             )
-    return _table(["agents", "tokens", "true reward", "MASPRM", "AUC"], lines)
+    return ["agents", "tokens", "true reward", "MASPRM", "AUC"], lines
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

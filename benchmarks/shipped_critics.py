@@ -12,18 +12,15 @@ from collections.abc import Mapping
 from hashlib import file_digest
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import mas_gym
 import mas_gym.tiny
-import rewardmodels
 import search
 from mas_gym.policies import Policy, load_policy
 from rewardmodels.model.critic_folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.train_critic import ROLLOUTS, grow, teach, trees
-from search.results.intervals import paired_difference
 from search.setup import RunSpec
 
 SEED = 42
@@ -32,26 +29,13 @@ PLANNER = "mcts:10,3"
 HEADS: Mapping[CriticKind, Head] = {"masprm": "bt", "orm": "bce"}
 
 
-def measure(work: Path, policy: Policy, problems: int) -> list[str]:
+def measure(work: Path, policy: Policy, problems: int) -> str:
     """Search the dev split, on which nothing was trained, and return the figures as Markdown."""
     dev = mas_gym.load_task("arithmetic", split="dev", limit=problems)
-    critics = {
-        "masprm": rewardmodels.load_critic(str(work / "masprm")),
-        "orm": rewardmodels.load_critic(str(work / "orm")),
-        "policy likelihood": rewardmodels.load_critic("policy-likelihood"),
-        "single pass": None,
-    }
-    hits: dict[str, dict[str, float]] = {}
-    for name, critic in critics.items():
-        planner = PLANNER if critic else "single"
-        run = search.run(planner, dev, mas="rpsv", policy=policy, critic=critic, seed=SEED, progress=True)
-        hits[name] = {plan.problem_id: float(bool(plan.correct)) for plan in run}
-    lines = ["| critic | Hit@1 | MASPRM's lead |", "|---|---|---|"]
-    for name, hit in hits.items():
-        gap = paired_difference(hits["masprm"], hit)
-        lead = "" if name == "masprm" else f"{100 * gap.mean:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
-        lines.append(f"| {name} | {100 * np.mean(list(hit.values())):.1f} | {lead} |")
-    return lines
+    critics = [str(work / "masprm"), str(work / "orm"), "policy-likelihood"]
+    planners = [PLANNER, "single"]
+    found = search.compare(planners, dev, critics=critics, mas="rpsv", policy=policy, seeds=(SEED,), progress=True)
+    return found.to_markdown()
 
 
 def agents_digest() -> str:
@@ -59,7 +43,7 @@ def agents_digest() -> str:
         return file_digest(file, "sha256").hexdigest()[:16]
 
 
-def card_tail(figures: list[str], trees: int, problems: int) -> str:
+def card_tail(figures: str, trees: int, problems: int) -> str:
     lines = [
         "## Origin",
         "",
@@ -69,9 +53,9 @@ def card_tail(figures: list[str], trees: int, problems: int) -> str:
         f"The agents are the bundled model (SHA-256 of its weights {agents_digest()}). The critic's weights are stored "
         "in float16.",
         "",
-        f"Searches of {problems} dev problems, {PLANNER}, seed {SEED}, Hit@1 in % and paired 95% intervals:",
+        f"Searches of {problems} dev problems:",
         "",
-        *figures,
+        figures,
         "",
         "The bundled model was also trained to name the first error of a transcript, so its hidden states distinguish "
         "right from wrong, as those of a large model do. This critic starts from its weights. The agents err by "
@@ -103,7 +87,7 @@ def main() -> None:
         model, tokenizer, info = load_folder(arguments.work / kind, torch.float16)
         save_folder(model, tokenizer, halves / kind, info, model_card(info))
     figures = measure(halves, policy, arguments.problems)
-    print("\n".join(figures))
+    print(figures)
     for kind in HEADS:
         model, tokenizer, info = load_folder(halves / kind, torch.float16)
         card = model_card(info) + "\n" + card_tail(figures, arguments.trees, arguments.problems)

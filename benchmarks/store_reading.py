@@ -91,19 +91,13 @@ def copy(connection: sqlite3.Connection, run: str, wanted: int) -> None:
         seal_run(connection, run)
 
 
-def compare(path: Path) -> list[str]:
-    return [sys.executable, "-c", f"import search; search.open_store({str(path)!r}).compare()"]
-
-
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "mas_gym.cli", *map(str, arguments)]
 
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
-    "python": lambda path: [sys.executable, "-c", "pass"],
-    "version": lambda path: command("--version"),
     "status": lambda path: command("status", path),
-    "compare": compare,
+    "compare": lambda path: [sys.executable, "-c", f"import search; search.open_store({str(path)!r}).compare()"],
     "view": lambda path: command("view", path, "--port", PORT, "--no-open"),
     "report": lambda path: command("report", path, "--out", path.with_suffix(".html")),
 }

@@ -11,39 +11,40 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, describe_type, has_method
-from mas_gym.policies.base import Certainty
+from mas_gym.policies.base import Certainty, Sample, mean_logprob
 from mas_gym.systems.graph import MAS
-from mas_gym.systems.state import MASState
+from mas_gym.systems.state import Action, MASState
 
 Key = TypeVar("Key", bound=Hashable)
 
 
-class MessageStatistics(Protocol):
-    """Statistics of a generated message, as in `mas_gym.policies.Sample` and `search.Proposal`."""
+class Proposal(NamedTuple):
+    """One message sampled from the acting agent's policy.
 
-    @property
-    def tokens(self) -> int:
-        """Generated tokens."""
+    Attributes:
+        action: The message, routed to `ALL` or to a recipient chosen by a rule (`search.planners.puct`).
+        tokens: Generated tokens.
+        logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
+        finish_reason: ``"stop"`` or ``"length"``.
+        certainty: The policy's certainty about the message; None if the policy does not report it.
+        tag: The tag that the message was requested with, such as the name of one of a policy's models; empty if none.
+    """
 
-    @property
-    def logprob(self) -> float | None:
-        """Sum of the tokens' log-probabilities (nats); None if unknown."""
+    action: Action
+    tokens: int = 0
+    logprob: float | None = None
+    finish_reason: str = "stop"
+    certainty: Certainty | None = None
+    tag: str = ""
 
     @property
     def mean_logprob(self) -> float | None:
-        """Mean log-probability of a token (nats); None if unknown."""
-
-    @property
-    def finish_reason(self) -> str:
-        """``"stop"`` or ``"length"``."""
-
-    @property
-    def certainty(self) -> Certainty | None:
-        """The policy's certainty about the message; None if unknown."""
+        """Length-normalized log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
+        return mean_logprob(self.logprob, self.tokens)
 
 
 class Peers(NamedTuple):
@@ -73,7 +74,7 @@ class ScoringContext(NamedTuple):
 
     state: MASState
     mas: MAS
-    proposal: MessageStatistics | None
+    proposal: Sample | Proposal | None
     peers: Peers | None = None
 
 
@@ -172,10 +173,6 @@ class Critic(ABC):
 
 
 class _AdaptedCritic(Adapter, Critic):
-    def __init__(self, part: object) -> None:
-        self.name = type(part).__name__
-        super().__init__(part, Critic)
-
     def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
         found: Sequence[float] = self.identical_to.score(contexts)
         return found
@@ -201,7 +198,7 @@ def as_critic(part: object) -> Critic:
         raise ConfigError(
             f"critic: expected an object with score(contexts), got {describe_type(part)}; subclass search.Critic"
         )
-    return _AdaptedCritic(part)
+    return _AdaptedCritic(part, Critic)
 
 
 def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:

@@ -43,6 +43,14 @@ CALIBRATED = "calibrated.json"
 MEMBERS = "folders of critics and recorded:STORE inside the folder, and names of registered critics without arguments"
 """The members that a combination's file may name."""
 _COMBINED: dict[str, type[Combination]] = {"ensemble": Ensemble, "vote": Vote}
+_PLAIN: dict[str, type[Critic]] = {
+    "policy-likelihood": PolicyLikelihood,
+    "constant": ConstantCritic,
+    "uncertainty": Uncertainty,
+    "agreement": Agreement,
+    "random": RandomCritic,
+}
+"""Critics whose argument is their settings."""
 
 
 def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
@@ -80,7 +88,7 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
         members = map(str.strip, str(parsed).partition(":")[2].split(","))
         return _COMBINED[parsed.name]([load_critic(member, lazy=lazy, **options) for member in members if member])
     loader = CRITICS.find(parsed)
-    args, written = CRITICS.arguments(parsed)
+    args, written = parsed.settings() if loader in _PLAIN.values() else CRITICS.arguments(parsed)
     options = {**written, **options}
     if not parsed.file:
         loader, args = _resolved(parsed, loader, args, options)
@@ -132,13 +140,13 @@ def critic_makers() -> dict[str, Callable[..., Any]]:
 def _parsed(text: str) -> Spec:
     """Parse a spec; a folder, or the name of a critic on the hub, becomes the argument of its loader."""
     # A folder's name may contain '#'.
-    if _is_folder(text) and text not in CRITICS:
+    if os.path.isdir(os.path.expanduser(text)) and text not in CRITICS:
         return _of_folder(text)
     spec = CRITICS.parse(text)
     if spec.file or spec.name in CRITICS:
         return spec
     place = str(spec._replace(fragment=""))
-    if _is_folder(place):
+    if os.path.isdir(os.path.expanduser(place)):
         return _of_folder(place)._replace(fragment=spec.fragment)
     if _HUB_NAME.fullmatch(place) and not Path(place).parent.exists() and "hub" in CRITICS:
         return Spec("hub", place, spec.fragment)
@@ -154,14 +162,6 @@ def _of_folder(text: str) -> Spec:
     return Spec(own, str(folder))
 
 
-def _is_folder(text: str) -> bool:
-    try:
-        return Path(text).expanduser().is_dir()
-    except (OSError, ValueError, RuntimeError):
-        # The path is too long, contains a null character, or names an unknown user.
-        return False
-
-
 def _maker(loader: Loader) -> Callable[..., object]:
     """Return the critic's class if its loader passes all options to it, otherwise the loader."""
     kinds = {parameter.kind for parameter in inspect.signature(loader).parameters.values()}
@@ -173,33 +173,6 @@ def _class_of(loader: Loader) -> Callable[..., Any]:
     """Return the class in a loader's return annotation; the loader itself if it is a class or has no annotation."""
     made = None if inspect.isclass(loader) else get_type_hints(loader).get("return")
     return made if inspect.isclass(made) else loader
-
-
-def _likelihood(argument: str) -> PolicyLikelihood:
-    """The sigmoid of a message's mean token log-probability."""
-    if argument:
-        raise ConfigError(f"policy-likelihood takes no argument, got {argument!r}")
-    return PolicyLikelihood()
-
-
-def _constant(argument: str) -> ConstantCritic:
-    """The same value for every state."""
-    try:
-        return ConstantCritic(float(argument or "0"))
-    except ValueError as error:
-        raise ConfigError(f'expected a finite number, as in "constant:0.5", got {argument!r}') from error
-
-
-def _uncertainty(argument: str) -> Uncertainty:
-    """The agent's certainty about its message."""
-    return Uncertainty(argument or "entropy")
-
-
-def _agreement(argument: str) -> Agreement:
-    """The share of the search's leaves that agree with a state's answer."""
-    if argument:
-        raise ConfigError(f"agreement takes no argument, got {argument!r}")
-    return Agreement()
 
 
 def _calibrated(argument: str) -> Calibrated:
@@ -227,9 +200,9 @@ def _member(folder: Path, text: str) -> Critic:
     recorded = CRITICS.parse(text)
     is_store = recorded.name == "recorded" and not recorded.file
     path = folder / (recorded.argument if is_store else text)
-    if is_store and _is_inside(folder, path, Path.is_file):
+    if is_store and os.path.isfile(path) and folder in path.resolve().parents:
         return as_critic(CRITICS.call(recorded, CRITICS.find(recorded), path.resolve(), **recorded.options()))
-    if not is_store and _is_inside(folder, path, Path.is_dir):
+    if not is_store and os.path.isdir(path) and folder in path.resolve().parents:
         return load_critic(str(path.resolve()))
     raise ConfigError(
         f"{folder / CALIBRATED}: expected only {MEMBERS}, got {shown(text)}; train the combination again with such "
@@ -237,39 +210,19 @@ def _member(folder: Path, text: str) -> Critic:
     )
 
 
-def _is_inside(folder: Path, path: Path, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return folder in path.resolve().parents and kind(path)
-    except (OSError, ValueError, RuntimeError):
-        # The path is too long, contains a null character, or is a loop of links.
-        return False
-
-
 def is_plain_critic(text: str) -> bool:
     """Return whether a text is the name of a registered critic that needs no argument, option, file or folder."""
     return text in CRITICS and text not in (_FOLDER.name, *_OWN_FILES, "recorded", "hub")
-
-
-def _random(argument: str) -> RandomCritic:
-    """A random value per state, from a seed."""
-    try:
-        return RandomCritic(int(argument or "0"))
-    except ValueError as error:
-        raise ConfigError(f'expected an integer, as in "random:7", got {argument!r}') from error
 
 
 CRITICS = Registry(
     "critic",
     "mas_gym.critics",
     {
-        "policy-likelihood": _likelihood,
-        "constant": _constant,
+        **_PLAIN,
         **_COMBINED,
         "recorded": "search.store.recorded_critic:RecordedCritic",
         "calibrated": _calibrated,
-        "uncertainty": _uncertainty,
-        "agreement": _agreement,
-        "random": _random,
     },
     settings=False,
 )

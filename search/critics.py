@@ -7,9 +7,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from mas_gym.critics import MessageStatistics, scores_of
-from mas_gym.errors import ConfigError, CriticError
+from mas_gym.critics import Proposal, scores_of
+from mas_gym.errors import ConfigError, CriticError, is_number, shown
 from mas_gym.internal.suggestions import unknown_name
+from mas_gym.policies.base import Sample
 from mas_gym.systems.graph import MAS
 from search.protocol import Critic, Scores, ScoringContext, as_critic
 
@@ -44,7 +45,7 @@ class PolicyLikelihood(Critic):
         return 1 / (1 + math.exp(-mean)) if mean > -700 else 0.0
 
 
-def _proposal(critic: str, context: ScoringContext) -> MessageStatistics:
+def _proposal(critic: str, context: ScoringContext) -> Sample | Proposal:
     if context.proposal is None:
         raise CriticError(
             f"{critic}: expected a state whose last message was proposed in this search, got {context.state!r}"
@@ -117,10 +118,10 @@ class ConstantCritic(Critic):
     free = True
 
     def __init__(self, value: float = 0.0) -> None:
-        if not math.isfinite(value):
-            raise ConfigError(f"constant: expected a finite number, got {value!r}")
+        if not is_number(value):
+            raise ConfigError(f"constant: expected a finite number, got {shown(value)}")
         self.name = f"constant({value:g})"
-        self.value = value
+        self.value = float(value)
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return the constant for each state."""
@@ -167,6 +168,8 @@ class RandomCritic(Critic):
     free = True
 
     def __init__(self, seed: int = 0) -> None:
+        if type(seed) is not int:
+            raise ConfigError(f'random: expected an integer, as in "random:7", got {shown(seed)}')
         self.seed = seed
         self.name = "random" if seed == 0 else f"random({seed})"
 

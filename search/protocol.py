@@ -224,9 +224,6 @@ def _with_setting(part: P, name: str, value: int) -> P:
 
 
 class _AdaptedPlanner(Adapter, Planner):
-    def __init__(self, part: object) -> None:
-        super().__init__(part, Planner)
-
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         generator: PlanGenerator = self.identical_to.plan(model, root, rng)
         return generator
@@ -250,7 +247,7 @@ def as_planner(part: object) -> Planner:
         return part
     if not has_method(part, "plan"):
         raise ConfigError(f"expected an object with a plan method, got {describe_type(part)}; subclass search.Planner")
-    return _AdaptedPlanner(part)
+    return _AdaptedPlanner(part, Planner)
 
 
 def planner_name(planner: Planner) -> str:

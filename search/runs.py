@@ -15,7 +15,7 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy, Sampling
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import load_mas
-from mas_gym.tasks.base import Problem, as_problems
+from mas_gym.tasks.base import Problem, as_task, is_task
 from search.costs import Budget
 from search.engine.run import Journal, Run
 from search.engine.scheduler import Scheduler
@@ -143,7 +143,7 @@ def load_spec(
         given |= {name: replace(given.get(name, Budget()), prices=prices) for name in ("budget", "run_budget")}
     if isinstance(store := given.get("store"), Store):
         given["store"] = store.path
-    return RunSpec(as_problems(problems), planner=load_planner(planner), **given)
+    return RunSpec(as_task(problems) if is_task(problems) else problems, planner=load_planner(planner), **given)
 
 
 def config_policies(mas: MAS, policy: FromConfig | None) -> dict[str, str]:

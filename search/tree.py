@@ -13,9 +13,10 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from mas_gym.critics import Proposal as Proposal
 from mas_gym.errors import DataError, MASGymError
 from mas_gym.internal.json_types import JSONMapping, JSONObject
-from mas_gym.policies.base import Certainty, mean_logprob
+from mas_gym.policies.base import mean_logprob
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action, MASState
 
@@ -24,31 +25,6 @@ TERMINAL = -1
 """Value in ``Tree.first`` for a terminal state; 0 means no children yet."""
 
 _NAN = math.nan
-
-
-class Proposal(NamedTuple):
-    """One message sampled from the acting agent's policy.
-
-    Attributes:
-        action: The message, routed to `ALL` or to a recipient chosen by a rule (`search.planners.puct`).
-        tokens: Generated tokens.
-        logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
-        finish_reason: ``"stop"`` or ``"length"``.
-        certainty: The policy's certainty about the message; None if the policy does not report it.
-        tag: The tag that the message was requested with, such as the name of one of a policy's models; empty if none.
-    """
-
-    action: Action
-    tokens: int = 0
-    logprob: float | None = None
-    finish_reason: str = "stop"
-    certainty: Certainty | None = None
-    tag: str = ""
-
-    @property
-    def mean_logprob(self) -> float | None:
-        """Length-normalized log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
-        return mean_logprob(self.logprob, self.tokens)
 
 
 _UNKNOWN = Proposal(Action("", -1))

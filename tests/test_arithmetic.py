@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.tiny.truth import facts_of, rival_of
 from mas_gym.errors import ConfigError, UnknownNameError
 from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
 from mas_gym.tasks.procedural import arithmetic
-from mas_gym.tasks.procedural.arithmetic import LEVELS, Arithmetic, facts_of, rival_of
+from mas_gym.tasks.procedural.arithmetic import LEVELS, Arithmetic
 from mas_gym.tasks.procedural.generated import split_of
 
 

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 import mas_gym
 import search
-from benchmarks.real.common import RealPage, Source
+from benchmarks.paper.page import Page
+from benchmarks.real.common import Source, write_recorded
 from benchmarks.real.game24 import Measured as Critic
-from benchmarks.real.game24 import rank, ranking, recorded_values
+from benchmarks.real.game24 import rank, ranking
 from benchmarks.real.game24_critic import Labeled, Table, training_task
 from benchmarks.real.game24_recorded import CALLS, read_recordings
+from benchmarks.real.game24_text import combine, read_left, write_move
 from benchmarks.real.random_moves import proposer
 from mas_gym.errors import ConfigError, DataNotFoundError
 from mas_gym.tasks import load_task
@@ -23,7 +25,7 @@ from mas_gym.tasks.base import SPLITS, Problem
 from mas_gym.tasks.grading.answers import grade
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
 from mas_gym.tasks.procedural import game24
-from mas_gym.tasks.procedural.game24 import Game24, can_make, combine, moves, puzzle, read_left, write_move
+from mas_gym.tasks.procedural.game24 import Game24, can_make, moves, puzzle
 
 PUZZLE = Problem("p", "Make 24: 1 2 4 7", "4 * (1 + 7 - 2)", "formula")
 
@@ -211,9 +213,10 @@ def test_missing_recording_error_names_the_file(tmp_path: Path) -> None:
 
 
 def test_page_contains_its_source_and_command(tmp_path: Path) -> None:
-    page = RealPage("x", "Title", Source("x.gz", "owner/name", "MIT"), "It works.")
+    page = Page("x", "Title", "It works.")
     page.table(("a", "b"), [("one", 1)])
-    text = page.write(tmp_path, "python -m x", ["43 puzzles"]).read_text(encoding="utf-8")
+    path = write_recorded(page, Source("x.gz", "owner/name", "MIT"), tmp_path, "python -m x", ["43 puzzles"])
+    text = path.read_text(encoding="utf-8")
     assert "owner/name (MIT)" in text
     assert text.index("It works.") < text.index("python -m x") < text.index("| one | 1 |")
 
@@ -245,7 +248,7 @@ def test_recorded_answers_are_graded_as_recorded(recordings: list) -> None:  # t
 
 
 def test_recorded_values_have_higher_auc_for_second_moves_than_for_first_moves(recordings: list) -> None:  # type: ignore[type-arg]
-    gpt4 = Critic((recorded_values,), CALLS)
+    gpt4 = Critic((), CALLS)
     first, second = (ranking(recordings, gpt4, depth).auc(np.ones(len(recordings))) for depth in (0, 1))
     assert 0.6 < first < 0.9 < second
 

@@ -423,7 +423,8 @@ class Checker:
 
 def repaired(planner, **options) -> list:
     options = {"critic": Checker(), "seed": 1, **options}
-    return list(search.run(planner, REPAIRS, mas=REPAIR, policy=ScriptedPolicy(repair_script), **options))
+    found = search.run(planner, REPAIRS, mas=REPAIR, policy=ScriptedPolicy(repair_script), **options)
+    return sorted(found, key=lambda plan: plan.problem_id)
 
 
 def hits(planner, **options) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the page has a picture: pip install 'mas-gym[plot]'")
 
-from benchmarks.learning_page import Point, Row, chosen, crossing, write_page
+from benchmarks.learning_page import Point, Row, chosen, crossing, write
 from search.results.outcomes import Outcome
 
 
@@ -37,20 +37,20 @@ def row(name: str, accuracies: list[float], seeds: int) -> Row:
 
 def test_page_compares_tokens_and_keeps_notes(tmp_path: Path) -> None:
     page = tmp_path / "learning.md"
-    page.write_text("# Old\n\n## Notes\n\n- A note.\n", encoding="utf-8")
+    page.write_text("# Old\n\n## Discussion\n\n- A note.\n", encoding="utf-8")
     args = argparse.Namespace(
         page=page, words="", base="tiny", task="arithmetic",
-        tokens=2000, rounds=2, seeds=(0, 1), number=10, split="test", searched=0,
-        dev=10, run_seeds=(14,), rate=1e-3,
+        tokens=2000, rounds=2, seeds=(0, 1), number=10, searched=0,
+        dev=10, rate=1e-3,
     )  # fmt: skip
     rows = [row("before", [0.4], 1), row("grpo, shared outcome", [0.4, 0.5, 0.7], 2), row("sft", [0.4, 0.9, 0.8], 1)]
-    write_page(rows, args)
+    write(rows, args)
     text = page.read_text(encoding="utf-8")
     assert "| grpo, shared outcome | 2 | 2,000 | " in text and "| sft | 1 | 2,000 | " in text
     # 70% is reached at 600 of 2,000 tokens; the shared outcome's maximum is its end.
     assert "| sft | 30% (" in text and ") | 30% (" in text
     assert "| sft: single pass over the agents before | +40.0 |" in text
-    assert text.endswith("## Notes\n\n- A note.\n") and (tmp_path / "learning.png").stat().st_size > 10_000
+    assert text.endswith("## Discussion\n\n- A note.\n") and (tmp_path / "learning.png").stat().st_size > 10_000
 
 
 def test_chosen_round_is_the_first_best_round_on_dev() -> None:

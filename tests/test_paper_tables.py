@@ -404,10 +404,10 @@ def test_pages_of_tiny_natural_state_the_digest_of_its_weights() -> None:
 def test_claims_table_matches_the_pages() -> None:
     text = (claims.PAGES / "claims.md").read_text(encoding="utf-8")
     assert text == claims.document(), "write it again: python -m benchmarks.paper.claims"
-    for claim_made in (*claims.CLAIMS, *claims.OURS):
-        for page, beginning in claim_made.rows:
-            folders = [claims.PAGES / folder for folder in claims.AGENTS]
-            assert any(list(claims.found(f, [(page, beginning)])) for f in folders), (claim_made.text, page, beginning)
+    folders = [claims.PAGES / folder for folder in claims.AGENTS]
+    for text, rows in (pair for made in (*claims.CLAIMS.values(), claims.OURS) for pair in made.items()):
+        for row in rows:
+            assert any(list(claims.found(folder, [row])) for folder in folders), (text, *row)
     with pytest.raises(DataError, match="six cells"):
         claims.differences("## Differences\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
     assert claims.differences("# A page without differences\n") == []

@@ -53,7 +53,8 @@ QUESTION = "How many?"
 
 def load(app: Any) -> tuple[int, int]:
     """Return the number of active and of waiting searches."""
-    return app.state.pool.scheduler.active, app.state.pool.scheduler.waiting
+    pool = app.state.pool
+    return pool.scheduler.active, len(pool.open) - pool.scheduler.active
 
 
 class SlowPolicy:

@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +49,7 @@ from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
-from search.store.run_lock import RunLock
+from search.store.run_lock import run_lock
 from search.store.run_writer import RunWriter
 from search.store.table_schema import FORMAT
 
@@ -487,7 +487,8 @@ def test_lock_is_held_until_its_owner_ends_despite_forks(tmp_path: Path) -> None
     if not hasattr(os, "fork"):
         pytest.skip("forks")
     path = tmp_path / "a.db"
-    lock = RunLock(path, "0" * 32)
+    lock = ExitStack()
+    lock.enter_context(run_lock(path, "0" * 32))
     parent, child = os.pipe()
     if (pid := os.fork()) == 0:
         lock.close()
@@ -496,18 +497,20 @@ def test_lock_is_held_until_its_owner_ends_despite_forks(tmp_path: Path) -> None
     os.read(parent, 6)
     os.waitpid(pid, 0)
     os.close(parent), os.close(child)
-    with pytest.raises(StoreError):
-        RunLock(path, "0" * 32)
-    RunLock(path, "1" * 32).close()
-    lock.close()
-    RunLock(path, "0" * 32).close()
+    with pytest.raises(StoreError), run_lock(path, "0" * 32):
+        pass
+    with run_lock(path, "1" * 32):
+        lock.close()
+    with run_lock(path, "0" * 32):
+        pass
 
 
 def test_leftover_lock_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     left = tmp_path / f"a.db-lock-{'0' * 16}"
     left.touch()
-    RunLock(path, "0" * 32).close()
+    with run_lock(path, "0" * 32):
+        pass
     assert not left.exists()
 
 

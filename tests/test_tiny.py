@@ -22,7 +22,7 @@ from benchmarks.tiny.foreign import foreign_facts, foreign_text, foreign_turns
 from benchmarks.tiny.roles import World
 from benchmarks.tiny.send_back import SYSTEM, send_back
 from benchmarks.tiny.stories import Retold
-from benchmarks.tiny.truth import KINDS, first_error, queue_world, rights, story_world
+from benchmarks.tiny.truth import KINDS, facts_of, first_error, queue_world, rights, story_world
 from mas_gym import tiny
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
@@ -522,7 +522,7 @@ def test_reworded_stories_use_unseen_verbs_and_equivalent_facts_are_accepted() -
     problem = next(
         p for p in stories.Reworded("dev", difficulty=3)[:60] if any(fact[0] == "buys" for fact in p.metadata["facts"])
     )
-    facts = arithmetic.facts_of(problem)
+    facts = facts_of(problem)
     found = [("finds", *fact[1:]) if fact[0] == "buys" else fact for fact in facts]
     lost = [("loses", *fact[1:]) if fact[0] == "buys" else fact for fact in facts]
     assert first_error(problem, [("Reader", language.write_facts(found))]) is None

@@ -74,7 +74,7 @@ def seen(lab: Lab, setting: Setting, critics: Mapping[str, Critic]) -> str:
         setting: Task, system and agents; it is known which messages of the task are right.
         critics: By name.
     """
-    task = problems(setting, "dev", lab.options.dev_trees, lab.options.grader)
+    task = problems(setting, "dev", lab.options.dev_trees)
     pairs = [pair for item in lab.dev_trees(setting) for pair in twins(item, task.problem(item.problem_id))]
     shares = {name: ordered_right(critic, pairs) for name, critic in critics.items()}
     rows = [

@@ -7,7 +7,6 @@ import numpy as np
 from benchmarks.paper import errors
 from benchmarks.paper.lab import MCTS, Lab, Score, command, keep_rows, row_of
 from benchmarks.paper.page import NEW, Claim, Page, claim_of, percent, span
-from benchmarks.paper.published import spread
 from benchmarks.paper.rivals import compared, rivals
 
 GRAPHS = ("rpsv", "refine", "consensus")
@@ -79,19 +78,15 @@ def _row(name: str, scores: list[Score], paper: str) -> tuple[str, ...]:
     cells = [
         f"{score.row.planner}: " * named + f"{percent(score.hit)} ({span(*score.row.interval)})" for score in scores
     ]
-    return (name, *cells, percent(_range(np.array([score.hit for score in scores]))), paper)
-
-
-def _range(means: np.ndarray) -> np.ndarray:
-    return means.max(axis=-1) - means.min(axis=-1)
+    return (name, *cells, percent(float(np.ptp([score.hit for score in scores]))), paper)
 
 
 def _narrower(method: str, single: list[Score], guided: list[Score]):
     columns = [score.shares for score in (*single, *guided)]
-    paper = f"{spread(PAPER['single']) - spread(PAPER[method]):+.1f}"
+    paper = f"{np.ptp(PAPER['single']) - np.ptp(PAPER[method]):+.1f}"
 
     def narrows(means: np.ndarray) -> np.ndarray:
-        return _range(means[..., : len(single)]) - _range(means[..., len(single) :])
+        return np.ptp(means[..., : len(single)], axis=-1) - np.ptp(means[..., len(single) :], axis=-1)
 
     return claim_of(f"range over graphs: single pass over {method}+MASPRM", paper, columns, narrows)
 

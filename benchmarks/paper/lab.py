@@ -20,20 +20,19 @@ import mas_gym
 import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.oracle import Truth
-from benchmarks.paper.page import Page, write_page, write_whole
+from benchmarks.paper.page import Page, write_page
 from benchmarks.tiny import train as tiny_training
 from benchmarks.tiny.stories import GENERATED, Retold, generated
 from mas_gym.errors import MASGymError, need
 from mas_gym.internal.identity import identity_of
 from mas_gym.internal.text import printable
+from mas_gym.internal.whole_files import write_file
 from mas_gym.policies import load_policy
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.vllm import VLLMPolicy
 from mas_gym.tasks import Task
 from mas_gym.tasks.base import rule_of
-from mas_gym.tasks.catalog import make_base
-from mas_gym.tasks.grading.graders import make_grader
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.tiny_critics import shipped
 from rewardmodels.training.config import SMALL, TrainingConfig, config_for
@@ -53,6 +52,7 @@ from search.engine.ray_actors import Fleet, FleetStart
 from search.results.outcomes import Outcome
 from search.results.summary import ResultRow, summarize
 from search.results.table import Comparison
+from search.results.table_formats import COLUMNS, table_cells
 from search.setup import RunSpec
 
 if TYPE_CHECKING:
@@ -224,31 +224,15 @@ class Lab:
         return out
 
     def spec(self, setting: Setting, split: str, number: int | None, seed: int, store: Path) -> RunSpec:
-        task = problems(setting, split, number, self.options.grader)
+        task = problems(setting, split, number)
         system, policy = mas_gym.load_mas(setting.mas), self.policy(setting.policy)
-        shared = {"sampling": self.sampling, "concurrency": self.options.concurrency}
-        return RunSpec(task, system, policy, seed=seed, store=store, **shared)
+        return RunSpec(task, system, policy, seed=seed, store=store, concurrency=self.options.concurrency)
 
     def start(self, setting: Setting) -> Start:
         if not self.options.ray:
             return start_here
         fleet = Fleet(self.options.actors, self.options.gpus_per_actor, address=self.options.ray)
         return FleetStart(fleet, partial(load_policy, setting.policy), partial(partial, load_critic)).start
-
-    @property
-    def sampling(self) -> Sampling:
-        """Sampling parameters of the agents: those of the paper, except a given length of messages."""
-        return Sampling(max_new_tokens=self.options.max_new_tokens)
-
-    def at(self, temperature: float) -> Sampling:
-        """Return how agents sample at a temperature, with top-p 1."""
-        return replace(self.sampling, temperature=temperature, top_p=1.0)
-
-    @property
-    def terms(self) -> list[object]:
-        """Everything, except setting and policy, that searches depend on, if it is not the default."""
-        grader = self.options.grader and make_grader(self.options.grader, make_base("strict"))
-        return [identity_of(grader), self.sampling] if grader or self.sampling != Sampling() else []
 
     @property
     def exploration(self) -> list[float]:
@@ -276,7 +260,6 @@ class Lab:
             setting,
             identity_of(self.policy(setting.policy)),
             *([planner] if planner != ROLLOUTS else []),
-            *self.terms,
             *(self.exploration if split == "train" else []),
         )
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
@@ -286,11 +269,11 @@ class Lab:
         mark.parent.mkdir(parents=True, exist_ok=True)
         spec = self.spec(setting, split, number, SEED, given or mark.with_suffix(".db"))
         if split == "train" and self.exploration:
-            spec = replace(spec, sampling=self.at(self.exploration[0]))
+            spec = replace(spec, sampling=Sampling(self.exploration[0], 1.0))
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
             _go_on(grow(spec, planner, True, self.start(setting)))
-            write_whole(mark, str(number))
+            write_file(mark, str(number))
         return spec
 
     def folder(self, setting: Setting, recipe: Recipe = MASPRM) -> Path:
@@ -311,7 +294,7 @@ class Lab:
         if recipe.epochs is not None:
             settings["epochs"] = recipe.epochs
         agents, base = identity_of(spec.policy), self.base_identity()
-        stamp = _digest(setting, agents, recipe, settings, self.options.base, base, *self.terms, *self.exploration)
+        stamp = _digest(setting, agents, recipe, settings, self.options.base, base, *self.exploration)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"
         if (out / "critic.json").exists():
@@ -381,7 +364,7 @@ class Lab:
         seeds, start = seeds or options.seeds, self.start(setting)
         shared = self.spec(setting, split, options.number, seeds[0], options.out / "searches.db")
         if temperature is not None:
-            shared = replace(shared, sampling=self.at(temperature))
+            shared = replace(shared, sampling=Sampling(temperature, 1.0))
         found: list[Score] = []
         for one in searches:
             spec = self._specs.get(one.critic, one.critic.name) if one.critic is not None else ""
@@ -393,7 +376,7 @@ class Lab:
 
     def truth(self, setting: Setting, split: str = "test") -> Truth:
         """Return the truth about the problems of a setting, as a critic."""
-        return Truth(problems(setting, split, self.options.number, self.options.grader))
+        return Truth(problems(setting, split, self.options.number))
 
     def dev_trees(self, setting: Setting) -> Iterator[LabeledTree]:
         """Read searches of the dev split, on which no critic was trained."""
@@ -417,11 +400,11 @@ class Lab:
         ]
 
 
-def problems(setting: Setting, split: str, number: int | None, grader: str = "") -> Task:
+def problems(setting: Setting, split: str, number: int | None) -> Task:
     """Return a task's problems, those of one difficulty included, such as ``stories-4``."""
     if setting.task in GENERATED:
         return generated(setting.task, split)[:number]
-    return mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number, grader=grader or None)
+    return mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number)
 
 
 def rule_for(setting: Setting) -> str:
@@ -449,7 +432,7 @@ def check(lab: Lab, settings: Sequence[Setting]) -> None:
     for setting in settings:
         mas_gym.load_mas(setting.mas)
         for split in ("train", "dev", "test"):
-            problems(setting, split, 1, lab.options.grader)
+            problems(setting, split, 1)
     lab.base_identity()
 
 
@@ -534,16 +517,12 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
     """Keep a table's rows as JSON in the run's folder."""
     folder = lab.options.out / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    text = Comparison(
-        tuple(score.row for score in scores), meta={"table": name, "options": lab.options.shown()}
-    ).to_json()
-    write_whole(folder / f"{name}.json", text)
+    meta = {"table": name, "options": lab.options.shown()}
+    write_file(folder / f"{name}.json", Comparison(tuple(score.row for score in scores), meta=meta).to_json())
 
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return Hit@1, its interval, TOK, AC and RC as a table shows them."""
-    from search.results.table_formats import COLUMNS, table_cells
-
     shown = dict(zip(COLUMNS, table_cells([score.row])[0], strict=True))
     return tuple(shown[name] for name in SCORE_HEADER)
 

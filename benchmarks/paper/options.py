@@ -48,40 +48,7 @@ RECIPES = {"paper": PAPER, "tiny": TINY}
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of a run of tables; the defaults are the miniature.
-
-    Attributes:
-        out: Folder for stores, critics and pages; a run with the same folder resumes.
-        pages: Folder of the pages.
-        task: The task of every table.
-        data: Its local file or folder.
-        mas: The system; the task's own by default.
-        policy: The agents.
-        base: Backbone of the critics.
-        number: Test problems.
-        seeds: Run seeds.
-        trees: Training searches per task and system.
-        dynamic_trees: The same for systems with a dynamic schedule; their trees are many times as large.
-        rollout_temperature: Agents' temperature in the training searches, with top-p 1; their own sampling if 0.
-        dev_trees: Searches of the dev split, on which critics are compared outside search.
-        concurrency: Searches open at once; with Ray in each actor.
-        ray: Address of a Ray cluster to search on, ``"local"`` to start one here; this process if empty.
-        actors: Ray actors, each with a separate engine and critic.
-        gpus_per_actor: GPUs of each.
-        max_new_tokens: Longest message, in tokens; an agent's own maximum also applies.
-        grader: Grades the messages of every task, ``FILE.py:NAME``; the task's own grader if empty.
-        recipe: Training settings to start from, ``"paper"`` or ``"tiny"``; chosen by the backbone's size if empty.
-        settings: Fields of `rewardmodels.TrainingConfig` as ``key=value``.
-        masprm: A trained MASPRM to use in place of the main recipe's; trained here if empty.
-        orm: The same for the ORM.
-        rollouts: A store with training searches of the main task and system; missing searches are added.
-        partner: The other task of the transfer.
-        partner_data: Its local file or folder.
-        other_policy: The other agents of the transfer; a second tiny model, trained here, if empty.
-        other_steps: Training steps of that second tiny model.
-        no_losses: Whether `trainings` leaves out the other losses of MASPRM.
-        tables: Which tables `benchmarks.paper.all` makes; all if empty.
-    """
+    """The settings of a run of tables, which `read` describes; the defaults are the small-scale run."""
 
     out: Path = Path("paper-tables")
     pages: Path | None = None
@@ -100,8 +67,6 @@ class Options:
     ray: str = ""
     actors: int = 2
     gpus_per_actor: float = 0.0
-    max_new_tokens: int = 1024
-    grader: str = ""
     recipe: str = ""
     settings: tuple[str, ...] = ()
     masprm: str = ""
@@ -216,8 +181,6 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
     add("--ray", metavar="ADDRESS", help="search on a Ray cluster; local starts one here [this process]")
     add("--actors", help=f"Ray actors, each with an engine of its own [{known.actors}]", **number)
     add("--gpus-per-actor", type=float, metavar="N", help="GPUs of each, fractions allowed [0]")
-    add("--max-new-tokens", help=f"longest message, in tokens [{known.max_new_tokens}]", **number)
-    add("--grader", metavar="FILE.py:NAME", help="grades every message, instead of the task's own grader")
     add("--recipe", choices=sorted(RECIPES), help="training settings to start from [by the backbone's size]")
     add("--set", dest="settings", action="append", metavar="KEY=VALUE", help="a training setting; repeatable")
     add("--masprm", help="a trained MASPRM, instead of training the main recipe's here")

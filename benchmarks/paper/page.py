@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mas_gym.internal.whole_files import write_file
 from search.results.intervals import Difference, bootstrap, paired_difference
+from search.results.table_formats import gap_cells
 
 REASONS = "## Discussion"
 """Text below this heading is written by hand and kept when the page is regenerated."""
@@ -114,7 +116,7 @@ class Page:
 
     name: str
     title: str
-    asks: str
+    asks: str = ""
     split: str = "test"
     blocks: list[str] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
@@ -125,6 +127,9 @@ class Page:
     def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
         """Add a table; the first ``left`` columns are text, the others figures."""
         self.blocks.append(markdown_table(header, rows, left))
+
+    def text(self, text: str) -> None:
+        self.blocks.append(text.strip() + "\n")
 
     def picture(self, file: str, alt: str, write: Callable[[Path], object]) -> None:
         self.files[file] = write
@@ -157,22 +162,12 @@ def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> 
         rows = sum(len(_INTERVAL.findall(block)) for block in page.blocks)
         parts += ["## Differences\n", _claims(page.claims, rows, page.variation)]
     parts.append(f"{REASONS}\n\n{_kept(path)}")
-    write_whole(path, "\n".join(parts))
+    write_file(path, "\n".join(parts))
     return path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a process that is killed leaves the earlier one or the new one, never half of it."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
 def _claims(claims: Sequence[Claim], others: int, variation: str) -> str:
-    rows = [
-        (one.text, one.paper, _points(one.here.mean), _signed(one.here), one.verdict, one.here.problems)
-        for one in claims
-    ]
+    rows = [(one.text, one.paper, *gap_cells(one.here), one.verdict, one.here.problems) for one in claims]
     header = ("difference, in points", "paper", "here", "95% interval", "verdict", "problems")
     count = len(claims) + others
     note = (
@@ -184,15 +179,6 @@ def _claims(claims: Sequence[Claim], others: int, variation: str) -> str:
         f"expected to miss the true value. {variation}\n"
     )
     return markdown_table(header, rows) + note
-
-
-def _signed(gap: Difference) -> str:
-    return f"{_points(gap.low)} to {_points(gap.high)}"
-
-
-def _points(share: float) -> str:
-    # Adding zero turns a minus zero into a plus.
-    return f"{round(100 * share, 1) + 0.0:+.1f}"
 
 
 def _kept(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 Row = tuple[float, ...]
@@ -132,8 +132,3 @@ def _by_size(table: Table, better: tuple[str, str], worse: tuple[str, str]) -> s
 def _sized(table: Table, key: tuple[str, str], size: str) -> Row | None:
     planner, critic = key
     return table.get((planner, f"{critic}-{size}" if critic in ("ORM", "MASPRM") else critic))
-
-
-def spread(rows: Sequence[float]) -> float:
-    """Return the largest minus the smallest figure."""
-    return max(rows) - min(rows)

@@ -7,11 +7,10 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.paper.page import markdown_table, write_whole
+from benchmarks.paper.page import Page, write_page
 from mas_gym.errors import DataError, DataNotFoundError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "real"
@@ -59,47 +58,10 @@ def read_rows(folder: Path, source: Source) -> list[dict[str, Any]]:
         raise DataError(f"{path}: expected gzipped JSON Lines, got {error}; copy the file again") from error
 
 
-@dataclass
-class RealPage:
-    """A page about recorded runs, under construction."""
-
-    name: str
-    title: str
-    source: Source
-    finding: str = ""
-    blocks: list[str] = field(default_factory=list)
-
-    def heading(self, text: str) -> None:
-        self.blocks.append(f"## {text}\n")
-
-    def text(self, text: str) -> None:
-        self.blocks.append(text.strip() + "\n")
-
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
-        """Add a table; the first ``left`` columns are text, the others figures."""
-        self.blocks.append(markdown_table(header, rows, left))
-
-    def write(self, folder: Path, command: str, facts: Sequence[str]) -> Path:
-        """Write the page.
-
-        Args:
-            folder: Where to write them.
-            command: The command that writes the page.
-            facts: What determines the figures, such as seeds and numbers of problems.
-
-        Returns:
-            The page's file.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        stated = [
-            f"Recording: {self.source.origin} ({self.source.license}), about half of its questions; none of its text "
-            "is part of this project.",
-            *facts,
-        ]
-        parts = [f"# {self.title}\n", self.finding.strip() + "\n", f"```console\n{command}\n```\n"]
-        parts += ["\n".join(f"- {fact}" for fact in stated) + "\n", *self.blocks]
-        write_whole(folder / f"{self.name}.md", "\n".join(parts))
-        return folder / f"{self.name}.md"
+def write_recorded(page: Page, source: Source, folder: Path, command: str, facts: Sequence[str]) -> Path:
+    """Write a page about recorded runs and return its file; `write_page` has the arguments."""
+    stated = f"Recording: {source.origin} ({source.license}), about half of its questions; none of its text is part of "
+    return write_page(page, folder, command, [f"{stated}this project.", *facts])
 
 
 def folds_by_kind(chosen: Sequence[str]) -> str:

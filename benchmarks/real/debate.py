@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mas_gym.tasks.grading.formulas import formula_value
 from mas_gym.tasks.grading.numbers import parse_number
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,6 @@ _SUM = re.compile(
     r"(?P<right>-?\d[\d,]*(?:\.\d+)?)(?![\w^]|\s*[-+*/^(\\])"
 )
 _TIMES, _OVER = re.compile(r"\\cdot|\\times|\u00d7"), re.compile(r"\\div|\u00f7")
-_PLAIN = re.compile(r"[\d.\s*/+-]{1,80}")
 
 
 class Said(NamedTuple):
@@ -108,40 +107,13 @@ def arithmetic(text: str) -> tuple[int, int]:
     right = wrong = 0
     for found in _SUM.finditer(text.replace("\\!", "").replace("$", "")):
         left = _OVER.sub("/", _TIMES.sub("*", found["left"])).replace(",", "").rstrip(".")
-        value, stated = _value(left), parse_number(found["right"])
+        value, stated = formula_value(left) if len(left) <= 80 else None, parse_number(found["right"])
         if value is None or stated is None:
             continue
         # A stated decimal may be rounded.
         allowed = max(0.01 * abs(value), 0.051) if "." in found["right"] else max(0.01 * abs(value), 1e-6)
         right, wrong = (right + 1, wrong) if abs(value - float(stated)) <= allowed else (right, wrong + 1)
     return right, wrong
-
-
-def _value(text: str) -> float | None:
-    if not _PLAIN.fullmatch(text):
-        return None
-    try:
-        return _computed(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError):
-        return None
-
-
-def _computed(node: ast.expr) -> float:
-    if isinstance(node, ast.BinOp):
-        left, right = _computed(node.left), _computed(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if isinstance(node.op, ast.Div):
-            return left / right
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_computed(node.operand)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
-    raise ValueError
 
 
 def features(debate: Debate, subjects: Sequence[str]) -> Floats:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import search
-from benchmarks.paper.page import percent, span
-from benchmarks.real.common import RealPage, Source, arguments, folds_by_kind, read_rows, run_page
+from benchmarks.paper.page import Page, percent, span
+from benchmarks.real.common import Source, arguments, folds_by_kind, read_rows, run_page, write_recorded
 from benchmarks.real.debate import Debate, Floats, Said, features
 from search.results.intervals import Interval, bootstrap, paired_difference
 
@@ -147,7 +147,7 @@ def folds(number: int, count: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(number) % count
 
 
-def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
+def build(data: Path, store: Path, show: Callable[[str], None]) -> Page:
     """Import, cross-validate and return the page."""
     debates = read_debates(data, store, show)
     subjects = sorted({one.subject for one in debates})
@@ -174,8 +174,8 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         "any message": best,
     }
     closed, interval = gap_share(critic, vote, best)
-    page = RealPage("dylan_math", "MATH: choosing among the answers of debating GPT-3.5 agents", SOURCE)
-    page.heading("Who is right")
+    page = Page("dylan_math", "MATH: choosing among the answers of debating GPT-3.5 agents")
+    page.text("## Who is right")
     page.table(
         ("choice", "correct", "against the majority of the last round, paired"),
         [
@@ -187,10 +187,10 @@ def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
         f"Against the majority of all messages, the critic gains {difference(critic, rows['majority, all messages'])} "
         "points."
     )
-    page.heading("How it was measured")
+    page.text("## How it was measured")
     kinds = [{"forest": "a forest", MEAN: "the mean of the three kinds"}.get(name, name) for name in chosen]
     page.text(_METHOD.format(critics=folds_by_kind(kinds)))
-    page.finding = (
+    page.asks = (
         "This page compares ways to choose an answer from recorded debates of GPT-3.5 agents on MATH problems. In the "
         f"last round, a single agent solves {percent(rows[SINGLE].mean())}% of the problems, and the majority solves "
         f"{percent(vote.mean())}%. For {percent(best.mean())}%, at least one message is right. "
@@ -215,7 +215,7 @@ critic is chosen within the training folds: {{critics}}.
 def make(given: argparse.Namespace) -> Path:
     page = build(given.data, given.store, print)
     facts = [f"{SOURCE.file}; seed {SEED}; intervals over problems"]
-    return page.write(given.pages, "python -m benchmarks.real.dylan_math --store math.db", facts)
+    return write_recorded(page, SOURCE, given.pages, "python -m benchmarks.real.dylan_math --store math.db", facts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 import mas_gym
 import search
-from benchmarks.paper.page import percent
+from benchmarks.paper.page import Page, percent
 from benchmarks.ranking import Ranking, auc_cells, auc_difference, rank
-from benchmarks.real.common import RealPage, arguments, run_page
+from benchmarks.real.common import arguments, run_page, write_recorded
 from benchmarks.real.game24_critic import (
     PLANNER,
     PUZZLES,
@@ -27,9 +27,10 @@ from benchmarks.real.game24_critic import (
     training_task,
 )
 from benchmarks.real.game24_recorded import CALLS, SOURCE, Recording, read_recordings, scaled
+from benchmarks.real.game24_text import read_left
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action, MASState
-from mas_gym.tasks.procedural.game24 import Numbers, read_left
+from mas_gym.tasks.procedural.game24 import Numbers
 
 SEEDS = (14, 24, 42)
 GPT4, MASPRM, FEATURES, TABLE = "GPT-4's values", "MASPRM", "features", "lookup table"
@@ -43,25 +44,12 @@ Values = Callable[[Recording, Sequence[Lines]], Array]
 # ------------------------------------------------------------------ critics
 
 
-def recorded_values(recording: Recording, states: Sequence[Lines]) -> Array:
-    """Return GPT-4's values; only recorded states have one."""
-    known = recording.values
-    return np.array([scaled(known[lines]) for lines in states])
-
-
-def numbers_left(lines: Lines) -> Numbers | None:
-    """Return the numbers left after the last step; for an answer, those it was made from."""
-    if len(lines) < 4:
-        return read_left(lines[-1])
-    return None if read_left(lines[3]) is not None else read_left(lines[2])
-
-
 def from_numbers(model: Callable[[Sequence[Numbers]], Array]) -> Values:
     """Return a critic of the remaining numbers; text that is not a state of the game has the lowest value."""
 
     def values(recording: Recording, states: Sequence[Lines]) -> Array:
-        found = [numbers_left(lines) for lines in states]
-        legal = [left is not None and len(left) == max(1, 4 - len(s)) for left, s in zip(found, states, strict=True)]
+        found = [read_left(lines[-1]) for lines in states]
+        legal = [left is not None and len(left) == 4 - len(s) for left, s in zip(found, states, strict=True)]
         out = np.full(len(states), -1.0)
         if any(legal):
             out[legal] = 2 * model([left for left, ok in zip(found, legal, strict=True) if ok and left]) - 1
@@ -94,7 +82,7 @@ class Measured(NamedTuple):
     """A critic with its training runs.
 
     Attributes:
-        trainings: One function of values per training run.
+        trainings: One function of values per training run; without one, the values are GPT-4's, as recorded.
         calls: Calls of GPT-4 per value.
     """
 
@@ -113,12 +101,12 @@ def train_all(recordings: Sequence[Recording], out: Path, seeds: Sequence[int]) 
     task = training_task({one.numbers for one in recordings})
     data = training_data(task, out)
     rows = labeled(data)
-    learned = states_to_learn(data, found=True)
-    folders = [train_critic(learned, out / f"masprm-{seed}", seed, print).folder for seed in seeds]
+    learned = states_to_learn(data)
+    folders = [train_critic(learned, out / f"masprm-{seed}", seed).folder for seed in seeds]
     low = float(np.mean([example.chosen_target < -0.9 for example in data.examples if example.depth == 0]))
     return (
         {
-            GPT4: Measured((recorded_values,), CALLS),
+            GPT4: Measured((), CALLS),
             MASPRM: Measured(tuple(from_critic(load_critic(str(folder))) for folder in folders)),
             FEATURES: Measured(tuple(from_numbers(FeatureModel(rows, seed)) for seed in seeds)),
             TABLE: Measured((from_numbers(Table(rows)),)),
@@ -138,10 +126,8 @@ def ranking(recordings: Sequence[Recording], critic: Measured, depth: int) -> Ra
         ]
         for value in critic.trainings
     ]
-    if critic.calls:
-        # As recorded: a proposal that repeats another has the value 0.
-        values = [[np.array([scaled(state.value) for state in part]) for part in states]]
-    return rank(truth, values)
+    # As recorded: a proposal that repeats another has the value 0.
+    return rank(truth, values or [[np.array([scaled(state.value) for state in part]) for part in states]])
 
 
 # --------------------------------------------------------------------- page
@@ -150,17 +136,17 @@ def ranking(recordings: Sequence[Recording], critic: Measured, depth: int) -> Ra
 def make(given: argparse.Namespace) -> Path:
     recordings = read_recordings(given.data)
     critics, low = train_all(recordings, given.out, given.seeds)
-    page = RealPage("game24", "Game of 24: critics trained without GPT-4, on GPT-4's trees of thought", SOURCE)
+    page = Page("game24", "Game of 24: critics trained without GPT-4, on GPT-4's trees of thought")
     rankings = {name: [ranking(recordings, critic, depth) for depth in range(3)] for name, critic in critics.items()}
     auc = {name: f"{float(one[0].auc(np.ones(one[0].problems))):.2f}" for name, one in rankings.items()}
-    page.finding = (
+    page.asks = (
         "This page compares critics with the values that GPT-4 gave in its recorded searches for the game of 24. "
         "After the first step, GPT-4's values (three calls each) separate states that can reach 24 from others with "
         f"an AUC of {auc[GPT4]}. The other critics were trained on outcomes of random moves on other puzzles, "
         f"without calls to GPT-4. Their AUCs are {', '.join(f'{auc[n]} ({n})' for n in auc if n != GPT4)}."
     )
     _auc(page, recordings, critics, rankings)
-    page.heading("How the critics were trained")
+    page.text("## How the critics were trained")
     page.text(
         f"`{PLANNER}` searches {PUZZLES} puzzles of the training split of the task `game24`, excluding the recorded "
         "ones. The agents make random moves, and the leaves have the true outcome. MASPRM is a decoder of two layers "
@@ -177,16 +163,16 @@ def make(given: argparse.Namespace) -> Path:
         f"seed{'s' * (len(given.seeds) > 1)} {', '.join(map(str, given.seeds))}",
         "Intervals are over puzzles, with the training runs of a critic averaged.",
     ]
-    return page.write(given.pages, "python -m benchmarks.real.game24 --data DIR --out FOLDER", facts)
+    return write_recorded(page, SOURCE, given.pages, "python -m benchmarks.real.game24 --data DIR --out FOLDER", facts)
 
 
 def _auc(
-    page: RealPage,
+    page: Page,
     recordings: Sequence[Recording],
     critics: Mapping[str, Measured],
     rankings: Mapping[str, Sequence[Ranking]],
 ) -> None:
-    page.heading("Does a critic rank states that can reach 24 above the others?")
+    page.text("## Does a critic rank states that can reach 24 above the others?")
     counts = [[state.winning for one in recordings for state in one.levels[depth].states] for depth in range(3)]
     page.text(
         "The table shows the AUC over all recorded proposals of all puzzles. The ground truth is whether the "

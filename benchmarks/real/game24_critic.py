@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import mas_gym
+from benchmarks.real.game24_text import read_left
 from benchmarks.real.random_moves import proposer
 from mas_gym.tasks.problem_task import ProblemTask
-from mas_gym.tasks.procedural.game24 import Game24, Numbers, read_left, write_question
+from mas_gym.tasks.procedural.game24 import Game24, Numbers, write_question
 from rewardmodels import RewardData, collect, train
 from rewardmodels.training.train_critic import Trained, grow, trees
 from search.setup import RunSpec
@@ -105,15 +106,8 @@ class Table:
 # ------------------------------------------------------------------- MASPRM
 
 
-def save_base(folder: Path, seed: int, width: int = 64, layers: int = 2) -> Path:
-    """Save a small decoder with random weights, with a tokenizer whose tokens are the numbers and signs of the game.
-
-    Args:
-        folder: Where to save it.
-        seed: Seed of the weights.
-        width: Size of the hidden states.
-        layers: Number of layers.
-    """
+def save_base(folder: Path, seed: int) -> None:
+    """Save a small decoder with random weights, with a tokenizer whose tokens are the numbers and signs of the game."""
     import torch
     from tokenizers import AddedToken, pre_tokenizers
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -130,9 +124,9 @@ def save_base(folder: Path, seed: int, width: int = 64, layers: int = 2) -> Path
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=256,
@@ -141,36 +135,30 @@ def save_base(folder: Path, seed: int, width: int = 64, layers: int = 2) -> Path
         eos_token_id=tokenizer.eos_token_id,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
-def states_to_learn(data: RewardData, found: bool) -> RewardData:
+def states_to_learn(data: RewardData) -> RewardData:
     """Choose the states to learn from: those with a way to 24, and `OTHERS` of the others.
 
-    Args:
-        data: Every labeled state.
-        found: Whether the target is +1 if the search found a way to 24 below the state and -1 if not, in place of the
-            paper's ``W / N``: a state is as good as its best continuation when proposals are searched.
+    The target is +1 if the search found a way to 24 below the state and -1 if not, in place of the paper's ``W / N``: a
+    state is as good as its best continuation when proposals are searched.
     """
     groups = defaultdict(list)
     for example in data.examples:
         groups[example.tree, example.depth].append(example)
     kept = []
     for (_, depth), group in groups.items():
-        kept += [example for example in group if example.chosen_target > -1.0]
+        kept += [example._replace(chosen_target=1.0) for example in group if example.chosen_target > -1.0]
         others = [example for example in group if example.chosen_target <= -1.0]
         others.sort(key=lambda example: hashlib.sha256("".join(example.chosen).encode()).digest())
         kept += others[: OTHERS[depth]]
-    if found:
-        kept = [one._replace(chosen_target=1.0 if one.chosen_target > -1.0 else -1.0) for one in kept]
     return replace(data, examples=tuple(kept))
 
 
-def train_critic(data: RewardData, out: Path, seed: int, log: Callable[[str], None], **settings: Any) -> Trained:
+def train_critic(data: RewardData, out: Path, seed: int) -> Trained:
     """Train MASPRM on a decoder with random weights."""
     base = out.with_name(f"{out.name}-base")
     if not (base / "config.json").exists():
         save_base(base, seed)
-    defaults = {"learning_rate": 2e-3, "epochs": 8.0, "batch_size": 64, "max_tokens": 512, "max_length": 256}
-    settings = {**defaults, "held_out": 0.05, **settings}
-    return train(data, out, str(base), kind="masprm", head="mse", seed=seed, log=log, **settings)
+    settings = {"learning_rate": 2e-3, "epochs": 8.0, "batch_size": 64, "max_tokens": 512, "max_length": 256}
+    return train(data, out, str(base), kind="masprm", head="mse", seed=seed, log=print, held_out=0.05, **settings)

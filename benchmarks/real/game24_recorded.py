@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.real.common import Source, read_rows
+from benchmarks.real.game24_text import read_left
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.procedural.game24 import Numbers, can_make, puzzle, read_left
+from mas_gym.tasks.procedural.game24 import Numbers, can_make, puzzle
 
 SOURCE = Source("game24.jsonl.gz", "princeton-nlp/tree-of-thought-llm (Yao et al. 2023), GPT-4", "MIT")
-AGENTS = ("Step1", "Step2", "Step3", "Answer")
 SURE, CALLS = 20.0, 3
 """Value of one vote "sure", and the number of votes behind a recorded value: each is a call of GPT-4."""
 
@@ -55,11 +55,6 @@ class Recording(NamedTuple):
     def numbers(self) -> tuple[int, ...]:
         """The four numbers, in ascending order."""
         return tuple(self.problem.metadata["numbers"])
-
-    @property
-    def values(self) -> dict[tuple[str, ...], float]:
-        """GPT-4's value of each state; a state that was proposed twice has 0 the second time, so the first counts."""
-        return {state.lines: state.value for level in self.levels for state in reversed(level.states)}
 
 
 def read_recordings(folder: Path) -> list[Recording]:

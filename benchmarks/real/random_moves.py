@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
+from benchmarks.real.game24_text import combine, read_left, read_question, write_move
 from mas_gym.policies.base import SamplingRequest
 from mas_gym.policies.scripted import ScriptedPolicy
-from mas_gym.tasks.procedural.game24 import TARGET, combine, moves, read_left, read_question, write_move
+from mas_gym.tasks.procedural.game24 import TARGET, moves
 
 NOTHING = "no move is left"
 

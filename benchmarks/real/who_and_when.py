@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.paper.page import percent, span
-from benchmarks.real.common import RealPage, Source, arguments, recording, run_page
+from benchmarks.paper.page import Page, percent, span
+from benchmarks.real.common import Source, arguments, recording, run_page, write_recorded
 from mas_gym.logs import read_transcripts
 from search.compare.blame import largest_fall
 from search.results.intervals import Interval, mean_interval
@@ -320,17 +320,17 @@ def make(given: argparse.Namespace) -> Path:
     runs = read_runs(given.data)
     found, picked = measure(runs)
     subsets = np.array([run.subset for run in runs])
-    page = RealPage("who_and_when", "Who&When: who failed, and at which step", SOURCE, _finding(found, subsets))
+    page = Page("who_and_when", "Who&When: who failed, and at which step", _finding(found, subsets))
     for subset in (GENERATED, HAND_CRAFTED):
         part = subsets == subset
-        page.heading(f"{int(part.sum())} {subset} runs")
+        page.text(f"## {int(part.sum())} {subset} runs")
         lengths = [len(run.texts) for run in runs if run.subset == subset]
         page.text(f"A run has {min(lengths)} to {max(lengths)} messages, with a median of {np.median(lengths):.0f}.")
         page.table(
             ("method", "agent, %", "95% interval", "step, %", "95% interval"),
             [(name, *_cells(agents[part]), *_cells(steps[part])) for name, (agents, steps) in found.items()],
         )
-    page.heading("How it is measured")
+    page.text("## How it is measured")
     page.text(
         "The importer reads the runs (`mas-gym import`), and `search.compare.blame.largest_fall` selects the message. "
         "The blamed agent has the largest total probability. Intervals are over runs, with the accuracies of a "
@@ -347,7 +347,7 @@ def make(given: argparse.Namespace) -> Path:
         "often here."
     )
     facts = [f"{len(runs)} failed runs of {len({run.question for run in runs})} questions; seeds {SEEDS}"]
-    return page.write(given.pages, "python -m benchmarks.real.who_and_when --data DIR", facts)
+    return write_recorded(page, SOURCE, given.pages, "python -m benchmarks.real.who_and_when --data DIR", facts)
 
 
 def _cells(shares: Array) -> tuple[str, str]:

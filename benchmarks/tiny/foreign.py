@@ -19,29 +19,8 @@ from mas_gym.tasks.procedural.arithmetic import Equation, Fact, Step
 from mas_gym.tasks.procedural.ordering import LETTERS
 
 _ONSETS = (
-    "b",
-    "c",
-    "ch",
-    "d",
-    "dr",
-    "f",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pl",
-    "r",
-    "s",
-    "sh",
-    "st",
-    "t",
-    "w",
-    "z",
+    *("b", "c", "ch", "d", "dr", "f", "g", "gr", "h", "j", "k", "l"),
+    *("m", "n", "p", "pl", "r", "s", "sh", "st", "t", "w", "z"),
 )
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ee", "oo", "ou")
 _CODAS = ("b", "ck", "d", "g", "ll", "m", "n", "nd", "ng", "nt", "p", "r", "s", "ss", "st", "t", "th", "x", "y")

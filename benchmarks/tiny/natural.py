@@ -18,24 +18,19 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+import search
 from benchmarks.paper.page import markdown_table, percent, span
 from benchmarks.tiny.data import WIDTH, Batch, Packed, pack, pooled
 from benchmarks.tiny.stories import Reworded, Stories, StoriesOfLength, transcript
 from benchmarks.tiny.train import parser as training_parser
 from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
-from mas_gym.policies import Policy, SamplingRequest, load_policy
-from mas_gym.policies.base import derive_seed
-from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.loading import load_mas
-from mas_gym.systems.prompts import chat_messages
-from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Problem
+from mas_gym.policies import Policy, load_policy
 from search.results.intervals import accuracy_interval
 
 if TYPE_CHECKING:
@@ -106,42 +101,20 @@ def correct_batches(tokenizer: Qwen2Tokenizer, seed: int, size: int, start: int 
     return pooled(row, tokenizer.pad_token_id, seed, size, start)
 
 
-def run_passes(policy: Policy, problems: Sequence[Problem], passes: int, seed: int) -> list[list[MASState]]:
-    """Run every problem through RPSV several times, all in step; return the terminal states by problem and pass."""
-    model = Dynamics(load_mas("rpsv"))
-    states = [[model.initial_state(problem.question) for _ in range(passes)] for problem in problems]
-    while True:
-        places = [(i, j) for i, row in enumerate(states) for j, state in enumerate(row) if not model.is_terminal(state)]
-        if not places:
-            return states
-        requests = [_request(model, states[i][j], problems[i].id, j, seed) for i, j in places]
-        for (i, j), reply in zip(places, policy.sample(requests), strict=True):
-            states[i][j] = model.transition(states[i][j], (reply.samples[0].text, model.mas.ALL))
-
-
-def _request(model: Dynamics, state: MASState, problem_id: str, number: int, seed: int) -> SamplingRequest:
-    agent = model.mas.agents[state.acting]
-    seeds = (derive_seed(seed, problem_id, state.digest, number),)
-    return SamplingRequest(chat_messages(model.mas, state), seeds, agent.max_new_tokens, agent=agent.name)
-
-
 def measure(policy: Policy, family: type[Stories], level: int, problems: int, passes: int = 3) -> Level:
     """Run single passes on problems of one level, dev split, and find the first error of those that failed."""
     task = family("dev", difficulty=level)[:problems]
-    states = run_passes(policy, task, passes, seed=14)
-    names = [agent.name for agent in load_mas("rpsv").agents]
-    shares: list[float] = []
+    right: Counter[str] = Counter()
     errors: Counter[tuple[str, str]] = Counter()
-    for problem, row in zip(task, states, strict=True):
-        right = 0
-        for state in row:
-            messages = [(names[turn.speaker], turn.text) for turn in state.turns]
-            correct = task.grade(problem, messages[-1][1]).correct
-            right += correct
-            if not correct:
-                found = first_error(problem, messages)
+    for seed in range(passes):
+        for plan in search.run("single", task, mas="rpsv", policy=policy, seed=seed, raise_errors=True):
+            [end] = plan.candidates
+            right[plan.problem_id] += bool(end.correct)
+            if not end.correct:
+                messages = [(plan.mas.agents[turn.speaker].name, turn.text) for turn in end.state.turns]
+                found = first_error(task.problem(plan.problem_id), messages)
                 errors[(found.speaker, found.kind) if found else ("none", "")] += 1
-        shares.append(right / passes)
+    shares = [right[problem.id] / passes for problem in task]
     low, high = accuracy_interval(shares, len(shares) * passes)
     return Level(level, sum(shares) / len(shares), (low, high), errors)
 
@@ -169,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tiny.natural",
         description=(__doc__ or "").split("\n")[0],
-        epilog="Other arguments, such as --hidden and --init, are those of python -m benchmarks.tiny.train.",
+        epilog="Other arguments, such as --hidden and --lr, are those of python -m benchmarks.tiny.train.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="batches to train on")

@@ -138,12 +138,23 @@ def solve(world: World, role: str, rng: random.Random, heard: tuple[Hint, ...] =
     return carry_out(plan, role, rng, heard)
 
 
-def single(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Solve alone, with some of everyone's misconceptions."""
-    work = solve(world, "Single", rng)
-    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3])}"
+def worked(work: list[Equation], upper: bool = False) -> str:
+    """Return a message of work and its answer."""
+    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3], upper)}"
+
+
+def alone(role: str, shows: str = "", upper: bool = False) -> Role:
+    """Return a role that solves from the question; it lists its ``"facts"`` or its ``"plan"`` before the work."""
+
+    def write(world: World, inputs: list[str], rng: random.Random) -> str:
+        facts = read_story(world, role, rng)
+        plan = make_plan(facts, role, rng)
+        shown = {"facts": language.write_facts(facts) + "\n", "plan": language.write_plan(plan) + "\n"}
+        return shown.get(shows, "") + worked(carry_out(plan, role, rng), upper)
+
+    return write
 
 
 ROLES: Mapping[str, Role] = MappingProxyType(
-    {"Reader": reader, "Planner": planner, "Solver": solver, "Verifier": verifier, "Single": single}
+    {"Reader": reader, "Planner": planner, "Solver": solver, "Verifier": verifier, "Single": alone("Single")}
 )

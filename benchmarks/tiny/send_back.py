@@ -25,18 +25,11 @@ SYSTEM = Path(__file__).with_name("send_back.yaml")
 CHAIN = ("Reader", "Planner", "Solver")
 
 # How often the Referee notices an error of this kind, and an agent follows its hint.
-NOTICES: Mapping[str, float] = MappingProxyType(
-    {
-        "times": 0.7,
-        "half": 0.5,
-        "bags": 0.65,
-        "copy": 0.65,
-        "missing": 0.65,
-        "drop": 0.65,
-        "extra": 0.65,
-        "repeat": 0.65,
-    }
-)
+NOTICES: Mapping[str, float] = {
+    "times": 0.7,
+    "half": 0.5,
+    **dict.fromkeys(("bags", "copy", "missing", "drop", "extra", "repeat"), 0.65),
+}
 HEED_RATE = 0.8
 
 # Who makes mistakes of this kind; the others are the Solver's.

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from benchmarks.tiny import language
 from benchmarks.tiny.compare import Departure, faults, hint_of, steps_of
 from benchmarks.tiny.language import Hint
-from benchmarks.tiny.roles import Role, World, carry_out, make_plan, read_story, solve
+from benchmarks.tiny.roles import Role, World, alone, carry_out, make_plan, solve, worked
 from mas_gym.tasks.procedural import arithmetic
 from mas_gym.tasks.procedural.arithmetic import Fact, Step
 
@@ -46,13 +46,6 @@ def notice(role: str, found: list[Departure], facts: list[Fact], rng: random.Ran
     return [hint_of(fault, facts) for fault in found if rng.random() < NOTICES[role].get(fault.kind, 0.0)]
 
 
-def refine_solver(world: World, inputs: list[str], rng: random.Random) -> str:
-    """List the facts and solve, so that the Evaluator, who never sees the question, can compare the two."""
-    facts = read_story(world, "RefineSolver", rng)
-    work = carry_out(make_plan(facts, "RefineSolver", rng), "RefineSolver", rng)
-    return "\n".join([language.write_facts(facts), language.write_work(work), language.write_answer(work[-1][3], True)])
-
-
 def evaluator(world: World, inputs: list[str], rng: random.Random) -> str:
     """Compare the solution's work with its own facts; some faults go unseen."""
     facts = language.read_facts(inputs[0]) or world.facts
@@ -71,21 +64,13 @@ def reflector(world: World, inputs: list[str], rng: random.Random) -> str:
 
 def reviser(world: World, inputs: list[str], rng: random.Random) -> str:
     """Solve again from the question and the tip."""
-    work = solve(world, "Reviser", rng, tuple(language.read_hints(inputs[0])))
-    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3], True)}"
+    return worked(solve(world, "Reviser", rng, tuple(language.read_hints(inputs[0]))), upper=True)
 
 
 def solver_a(world: World, inputs: list[str], rng: random.Random) -> str:
     """Solve from the Reader's facts."""
     facts = language.read_facts(inputs[0]) or world.facts
-    work = carry_out(make_plan(facts, "SolverA", rng), "SolverA", rng)
-    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3], True)}"
-
-
-def solver_b(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Solve from the question, past the Reader's facts."""
-    work = solve(world, "SolverB", rng)
-    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3], True)}"
+    return worked(carry_out(make_plan(facts, "SolverA", rng), "SolverA", rng), upper=True)
 
 
 def consensus_judge(world: World, inputs: list[str], rng: random.Random) -> str:
@@ -99,26 +84,6 @@ def consensus_judge(world: World, inputs: list[str], rng: random.Random) -> str:
         if hints:
             return f"Mistake: {language.write_hints(hints)}\n{language.write_answer(other or '0')}"
     return language.write_answer(answers[0] or "0")
-
-
-def math_analyst(world: World, inputs: list[str], rng: random.Random) -> str:
-    """List the quantities, then solve."""
-    facts = read_story(world, "MathAnalyst", rng)
-    work = carry_out(make_plan(facts, "MathAnalyst", rng), "MathAnalyst", rng)
-    return "\n".join([language.write_facts(facts), language.write_work(work), language.write_answer(work[-1][3])])
-
-
-def algebra_solver(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Set up the steps, then solve."""
-    plan = make_plan(read_story(world, "AlgebraSolver", rng), "AlgebraSolver", rng)
-    work = carry_out(plan, "AlgebraSolver", rng)
-    return "\n".join([language.write_plan(plan), language.write_work(work), language.write_answer(work[-1][3])])
-
-
-def arithmetic_reasoner(world: World, inputs: list[str], rng: random.Random) -> str:
-    """Solve in concrete operations at once."""
-    work = solve(world, "ArithmeticReasoner", rng)
-    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3])}"
 
 
 def dylan_judge(world: World, inputs: list[str], rng: random.Random) -> str:
@@ -142,8 +107,7 @@ def refiner(world: World, inputs: list[str], rng: random.Random) -> str:
     draft = language.read_work(inputs[0]) or world.work
     found = faults(world.facts, steps_of(draft))
     left = [f for f in found if hint_of(f, world.facts) not in heard or rng.random() >= HEED_RATE]
-    work = arithmetic.work_of(rebuild(world.facts, left)) or draft
-    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3])}"
+    return worked(arithmetic.work_of(rebuild(world.facts, left)) or draft)
 
 
 def rebuild(facts: list[Fact], left: list[Departure]) -> list[Step]:
@@ -165,16 +129,16 @@ def final_judge(world: World, inputs: list[str], rng: random.Random) -> str:
 
 TEAM_ROLES: Mapping[str, Role] = MappingProxyType(
     {
-        "RefineSolver": refine_solver,
+        "RefineSolver": alone("RefineSolver", "facts", upper=True),
         "Evaluator": evaluator,
         "Reflector": reflector,
         "Reviser": reviser,
         "SolverA": solver_a,
-        "SolverB": solver_b,
+        "SolverB": alone("SolverB", upper=True),
         "ConsensusJudge": consensus_judge,
-        "MathAnalyst": math_analyst,
-        "AlgebraSolver": algebra_solver,
-        "ArithmeticReasoner": arithmetic_reasoner,
+        "MathAnalyst": alone("MathAnalyst", "facts"),
+        "AlgebraSolver": alone("AlgebraSolver", "plan"),
+        "ArithmeticReasoner": alone("ArithmeticReasoner"),
         "DylanJudge": dylan_judge,
         "RefinerA": refiner,
         "RefinerB": refiner,

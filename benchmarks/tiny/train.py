@@ -19,6 +19,7 @@ from benchmarks.tiny.data import IGNORED, Batch, batches
 from benchmarks.tiny.graphs import DEFAULT_MIX
 from benchmarks.tiny.tokenizer import CONTEXT, VOCABULARY_SIZE, build_tokenizer
 from mas_gym.errors import ConfigError
+from mas_gym.internal.whole_files import whole_file, write_file
 
 if TYPE_CHECKING:
     import torch
@@ -51,22 +52,6 @@ def build_model(tokenizer: Qwen2Tokenizer, hidden: int, layers: int) -> Qwen2For
         pad_token_id=tokenizer.pad_token_id,
     )
     return model
-
-
-def load_start(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, folder: Path) -> None:
-    """Copy an earlier model's weights; embeddings go by token, so the vocabulary may have grown."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    old = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-    old_ids = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab()
-    state = old.state_dict()
-    rows = model.state_dict()["model.embed_tokens.weight"].clone()
-    for token, new in tokenizer.get_vocab().items():
-        if token in old_ids:
-            rows[new] = state["model.embed_tokens.weight"][old_ids[token]]
-    state["model.embed_tokens.weight"] = state["lm_head.weight"] = rows
-    model.load_state_dict(state)
 
 
 def loss_of(model: Any, batch: Batch, bf16: bool) -> torch.Tensor:
@@ -111,9 +96,7 @@ class LossCurve:
     def save(self) -> None:
         """Write the file anew."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_suffix(".new")
-        temporary.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
-        temporary.replace(self._file)
+        write_file(self._file, "".join(f"{line}\n" for line in self._lines))
 
 
 def train(
@@ -140,8 +123,6 @@ def _train(args: argparse.Namespace, source: Callable[[Qwen2Tokenizer, int, int,
     model = build_model(tokenizer, args.hidden, args.layers).to(args.device)
     # Short rows with a dense mask: plain attention is half again as fast on a CPU as the fused kernel.
     model.set_attn_implementation("eager")
-    if args.init:
-        load_start(model, tokenizer, args.init)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, total_steps=args.steps, pct_start=args.warmup, cycle_momentum=False
@@ -176,12 +157,9 @@ def _train(args: argparse.Namespace, source: Callable[[Qwen2Tokenizer, int, int,
 def _save(path: Path, parts: dict[str, Any], args: argparse.Namespace, step: int) -> None:
     import torch
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    torch.save(
-        {"schema": 1, "step": step, "run": _run_of(args), **{k: v.state_dict() for k, v in parts.items()}}, temporary
-    )
-    temporary.replace(path)  # a kill in the middle leaves the last whole checkpoint
+    states = {name: part.state_dict() for name, part in parts.items()}
+    with whole_file(path) as file:
+        torch.save({"schema": 1, "step": step, "run": _run_of(args), **states}, file)
 
 
 def _resume(path: Path, parts: dict[str, Any], args: argparse.Namespace) -> int:
@@ -200,13 +178,12 @@ def _resume(path: Path, parts: dict[str, Any], args: argparse.Namespace) -> int:
 
 def _run_of(args: argparse.Namespace) -> dict[str, Any]:
     names = ("steps", "batch", "lr", "warmup", "seed", "hidden", "layers", "bf16", "without")
-    return {name: getattr(args, name) for name in names} | {"init": str(args.init)}
+    return {name: getattr(args, name) for name in names}
 
 
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(prog="python -m benchmarks.tiny.train", description="Train the embedded tiny model.")
     out.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
-    out.add_argument("--init", type=Path, default=None, help="folder of a model to start from")
     out.add_argument("--steps", type=int, default=10000, help="batches to train on")
     out.add_argument("--without", default="", metavar="PREFIX", help="leave out graphs, such as audit, the Auditor's")
     out.add_argument("--batch", type=int, default=32, help="problems per batch")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.tiny import language, ordering_roles
 from benchmarks.tiny.compare import faults, steps_of
@@ -21,7 +21,7 @@ from benchmarks.tiny.team_roles import KEEP
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.procedural import arithmetic
-from mas_gym.tasks.procedural.arithmetic import Fact, facts_of, plan_of, rival_of, step_of
+from mas_gym.tasks.procedural.arithmetic import Fact, plan_of, step_of
 
 KINDS = (
     "missing fact",  # the Reader leaves a fact out
@@ -206,3 +206,15 @@ def ordering_error(world: QueueWorld, text: str) -> str | None:
         return "wrong place"
     right = world.letter(world.states[-1][world.place])
     return "wrong answer" if letter is not None and letter != right else None
+
+
+def facts_of(problem: Problem) -> list[Fact]:
+    """Return the true facts of an Arithmetic problem from its metadata."""
+    rows: Sequence[Sequence[Any]] = problem.metadata["facts"]
+    return [tuple(row) for row in rows]
+
+
+def rival_of(problem: Problem) -> tuple[int, int] | None:
+    """Return `Story.rival` of an Arithmetic problem from its metadata."""
+    rival = problem.metadata["rival"]
+    return None if rival is None else (int(rival[0]), int(rival[1]))

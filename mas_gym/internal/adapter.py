@@ -11,7 +11,7 @@ class ClassName:
     """The default of an attribute ``name``: the name of the object's class."""
 
     def __get__(self, part: object, owner: type) -> str:
-        return owner.__name__
+        return type(part.identical_to).__name__ if isinstance(part, Adapter) else owner.__name__
 
 
 class Adapter:

@@ -9,20 +9,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 _STAT = Path("/proc/stat")
 _SECONDS = 1.0
 # Idle, and waiting for a disk.
 _IDLE = slice(3, 5)
-
-
-class _Reading(NamedTuple):
-    """Seconds since an arbitrary start: wall clock, use of this process's cores, use by this process."""
-
-    wall: float
-    cores: float
-    own: float
 
 
 class IdleCores:
@@ -34,14 +25,14 @@ class IdleCores:
 
     def others(self) -> int:
         """Return how many of this process's cores others used in the last interval; 0 if the system does not say."""
-        if self._last is not None and time.monotonic() - self._last.wall >= _SECONDS and (now := _read()) is not None:
-            busy = (now.cores - self._last.cores) - (now.own - self._last.own)
-            self._others = max(0, round(busy / (now.wall - self._last.wall)))
+        if self._last is not None and time.monotonic() - self._last[0] >= _SECONDS and (now := _read()) is not None:
+            self._others = max(0, round((now[1] - self._last[1]) / (now[0] - self._last[0])))
             self._last = now
         return self._others
 
 
-def _read() -> _Reading | None:
+def _read() -> tuple[float, float] | None:
+    """Return seconds since an arbitrary start: the time, and the use of this process's cores by others."""
     try:
         allowed = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         lines = (line.split() for line in _STAT.read_text("ascii").splitlines())
@@ -50,4 +41,4 @@ def _read() -> _Reading | None:
         ticks = os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError):
         return None
-    return _Reading(time.monotonic(), used / ticks, time.process_time())
+    return time.monotonic(), used / ticks - time.process_time()

@@ -98,7 +98,7 @@ def finish_replacing(folder: Path, mark: str) -> None:
     if written.is_symlink() or not written.is_dir():
         return
     # Another process may be moving the same files; then it has moved them when this one has the lock.
-    with _locked(written) as held:
+    with locked(written) as held:
         if not held:
             return
         if (old := written / _OLD).is_file():
@@ -121,13 +121,13 @@ def _temporary(folder: Path, prefix: str, suffix: str, create: Callable[[Path], 
     name = re.compile(re.escape(prefix) + "[0-9a-f]{16}" + re.escape(suffix))
     with suppress(OSError):
         for old in [path for path in folder.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]:
-            with _locked(old, wait=False) as abandoned:
+            with locked(old, wait=False) as abandoned:
                 if abandoned:
                     _remove(old)
     while True:
         path = folder / f"{prefix}{token_hex(8)}{suffix}"
         create(path)
-        with _locked(path) as held:
+        with locked(path) as held:
             if not held:
                 continue
             try:
@@ -143,7 +143,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Lock a file or folder; the result is False if it is gone or, without ``wait``, if a process has locked it."""
     if os.name == "nt":
         # Windows cannot rename a file that is open.

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mas_gym.errors import DataError, DataNotFoundError, MASGymError, UserCodeError, shown
@@ -71,30 +70,28 @@ def _of_spans(fits: Callable[[object], bool], spans: Callable[[JSONMapping], Ite
     return _Format(fits, parts=lambda row: span_parts(spans(row)), join=trace_transcripts)
 
 
-FORMATS: Mapping[str, _Format] = MappingProxyType(
-    {
-        "who-and-when": _Format(is_who_and_when, who_and_when),
-        "agent-processbench": _Format(is_agent_processbench, agent_processbench),
-        "processbench": _Format(is_processbench, processbench),
-        "prm800k": _Format(is_prm800k, prm800k),
-        "math-shepherd": _Format(is_math_shepherd, math_shepherd),
-        "phoenix": _of_spans(is_phoenix, phoenix_spans),
-        "otel": _of_spans(is_otel, otel_spans),
-        "langsmith": _of_spans(is_langsmith, langsmith_spans),
-        "langfuse": _of_spans(is_langfuse, langfuse_spans),
-        "openai-batch": _Format(is_openai_batch, parts=batch_parts, join=batch_transcripts),
-        "inspect": _Format(is_inspect, inspect, inspect_samples),
-        "lm-eval": _Format(is_lm_eval, lm_eval, lm_eval_samples),
-        "verifiers": _Format(is_verifiers, verifiers),
-        "sharegpt": _Format(is_sharegpt, sharegpt),
-        "crewai": _Format(is_crewai, crewai, crewai_runs),
-        "smolagents": _Format(is_smolagents, smolagents),
-        "autogen": _Format(is_autogen, autogen),
-        "langgraph": _Format(is_langgraph, langgraph, langgraph_runs),
-        "ag2": _Format(is_ag2, ag2),
-        "chat": _Format(is_chat, chat),
-    }
-)
+FORMATS: Mapping[str, _Format] = {
+    "who-and-when": _Format(is_who_and_when, who_and_when),
+    "agent-processbench": _Format(is_agent_processbench, agent_processbench),
+    "processbench": _Format(is_processbench, processbench),
+    "prm800k": _Format(is_prm800k, prm800k),
+    "math-shepherd": _Format(is_math_shepherd, math_shepherd),
+    "phoenix": _of_spans(is_phoenix, phoenix_spans),
+    "otel": _of_spans(is_otel, otel_spans),
+    "langsmith": _of_spans(is_langsmith, langsmith_spans),
+    "langfuse": _of_spans(is_langfuse, langfuse_spans),
+    "openai-batch": _Format(is_openai_batch, parts=batch_parts, join=batch_transcripts),
+    "inspect": _Format(is_inspect, inspect, inspect_samples),
+    "lm-eval": _Format(is_lm_eval, lm_eval, lm_eval_samples),
+    "verifiers": _Format(is_verifiers, verifiers),
+    "sharegpt": _Format(is_sharegpt, sharegpt),
+    "crewai": _Format(is_crewai, crewai, crewai_runs),
+    "smolagents": _Format(is_smolagents, smolagents),
+    "autogen": _Format(is_autogen, autogen),
+    "langgraph": _Format(is_langgraph, langgraph, langgraph_runs),
+    "ag2": _Format(is_ag2, ag2),
+    "chat": _Format(is_chat, chat),
+}
 """The formats, the most specific first."""
 
 

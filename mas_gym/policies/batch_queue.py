@@ -57,7 +57,7 @@ def as_policy(part: object) -> AsyncPolicy:
     if isinstance(part, AsyncPolicy):
         return part
     if has_method(part, "sample_async"):
-        return _AdaptedAsyncPolicy(part)
+        return _AdaptedAsyncPolicy(part, AsyncPolicy)
     if has_method(part, "sample"):
         return BatchedPolicy(part)
     raise ConfigError(
@@ -88,7 +88,6 @@ class _Adapted(Adapter, AsyncPolicy):
     """An asynchronous policy made from an object that may define only a policy's methods."""
 
     def __init__(self, part: object, base: type[PolicyBase]) -> None:
-        self.name = type(part).__name__
         self.chooses = has_method(part, "choose") or has_method(part, "choose_async")
         super().__init__(part, base)
 
@@ -102,9 +101,6 @@ class _Adapted(Adapter, AsyncPolicy):
 
 
 class _AdaptedAsyncPolicy(_Adapted):
-    def __init__(self, part: object) -> None:
-        super().__init__(part, AsyncPolicy)
-
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         reply: SamplingReply = await self.identical_to.sample_async(request)
         return reply

@@ -1,7 +1,7 @@
 """The faults of calls to a server, and the fault that an error body states.
 
 Structured fields are read first: the HTTP status, ``error.code``, ``error.type``, ``error.param``, and the locations
-of validation errors. What only the message states is read with `_DIALECTS`, a table of whole sentences of named
+of validation errors. What only the message states is read with `_SENTENCES`, a table of whole sentences of named
 servers. An error that neither names is ``"refused"``: the request fails with the server's text.
 """
 
@@ -68,175 +68,89 @@ class Fault(NamedTuple):
         return self.kind == "quota" or self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400
 
 
-class Dialect(NamedTuple):
-    """One sentence of a named server.
-
-    Attributes:
-        server: The server.
-        kind: As in `Fault`.
-        sentence: The whole message, as a regular expression with the groups ``window``, ``prompt``, ``limit``,
-            ``params``.
-        params: The parameters that the sentence is about, if they are not in it.
-    """
-
-    server: str
-    kind: FaultKind
-    sentence: str
-    params: tuple[str, ...] = ()
-
-
 _MAXIMUM = r"This model's maximum context length is (?P<window>\d+) tokens\. However, "
 _SPLIT = r"you requested \d+ tokens \((?P<prompt>\d+) in the messages, \d+ in the completion\)\. "
 
-_DIALECTS: tuple[Dialect, ...] = (
-    Dialect(
-        "vLLM",
-        "too long",
+_SENTENCES: dict[FaultKind, tuple[str, ...]] = {
+    "too long": (
+        # vLLM. Its version 0.15 states the window less the requested reply as the window. With "at least", it stops
+        # counting at the limit, so the prompt's length is unknown.
         _MAXIMUM + r"your request has (?P<prompt>\d+) input tokens\. Please reduce the length of the input messages\."
         r"(?: None)?",
-    ),
-    # vLLM 0.15 states the window less the requested reply as the window.
-    Dialect(
-        "vLLM",
-        "too long",
         r"This model's maximum context length is \d+ tokens\. However, your request has (?P<prompt>\d+) input tokens\. "
         r"Please reduce the length of the input messages\. \(parameter=input_tokens, value=\d+\)",
-    ),
-    Dialect(
-        "vLLM",
-        "too long",
         r"'max_tokens' or 'max_completion_tokens' is too large: \d+\. This model's maximum context length is "
         r"(?P<window>\d+) tokens and your request has (?P<prompt>\d+) input tokens \(.*",
-    ),
-    Dialect(
-        "vLLM",
-        "too long",
         r"You passed (?P<prompt>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
         r"length is only (?P<window>\d+) tokens, resulting in a maximum input length of \d+ tokens\. .*",
-    ),
-    # "At least": vLLM stops counting at the limit, so the prompt's length is unknown.
-    Dialect(
-        "vLLM",
-        "too long",
         _MAXIMUM + r"(?:you requested \d+ output tokens and )?your prompt contains "
         r"(?:at least \d+ input tokens|(?P<prompt>\d+) input tokens), .*",
-    ),
-    Dialect(
-        "vLLM",
-        "too long",
         _MAXIMUM + r"your prompt contains \d+ characters \(more than \d+ characters, which is the upper bound for \d+ "
         r"input tokens\)\. Please reduce the length of the input prompt\..*",
-    ),
-    Dialect(
-        "vLLM",
-        "token limit",
-        r"max(?:_completion)?_tokens=\d+ cannot be greater than max_model_len=(?P<limit>\d+)\. .*",
-    ),
-    Dialect(
-        "vLLM",
-        "parameter",
-        r"Requested sample logprobs of \d+, which is (?:is )?greater than max allowed: \d+",
-        ("top_logprobs",),
-    ),
-    Dialect("vLLM", "system role", r"System role not supported"),
-    Dialect("vLLM", "system role", r"Conversation roles must alternate user/assistant/user/assistant/\.\.\."),
-    Dialect(
-        "vLLM and DeepSeek", "too long", _MAXIMUM + _SPLIT + r"Please reduce the length of the messages or completion\."
-    ),
-    Dialect("llama.cpp", "system role", r"(?:.*\sError: )?Jinja Exception: System role not supported"),
-    Dialect("Ollama", "too long", r"prompt too long; exceeded max context length by \d+ tokens"),
-    Dialect(
-        "LM Studio",
-        "too long",
+        # vLLM and DeepSeek
+        _MAXIMUM + _SPLIT + r"Please reduce the length of the messages or completion\.",
+        # Ollama
+        r"prompt too long; exceeded max context length by \d+ tokens",
+        # LM Studio
         r"Trying to keep the first (?P<prompt>\d+) tokens when context the overflows\. However, the model is loaded "
         r"with context length of only (?P<window>\d+) tokens, which is not enough\. .*",
-    ),
-    Dialect(
-        "LM Studio", "too long", r"Cannot truncate prompt with n_keep \((?P<prompt>\d+)\) >= n_ctx \((?P<window>\d+)\)"
-    ),
-    Dialect(
-        "LM Studio", "system role", r"Error rendering prompt with jinja template: .?Only user and assistant roles .*"
-    ),
-    Dialect(
-        "LiteLLM",
-        "parameter",
-        r"litellm\.UnsupportedParamsError: .* does not support parameters: \[(?P<params>[^\]]*)\].*",
-    ),
-    Dialect(
-        "LiteLLM",
-        "parameter",
-        r"litellm\.UnsupportedParamsError: \S+ (?:models )?(?:don't|doesn't) support (?P<params>\w+)=.*",
-    ),
-    Dialect(
-        "Anthropic through LiteLLM",
-        "parameter",
-        r"`temperature` and `top_p` cannot both be specified for this model\. Please use only one\.",
-        ("top_p",),
-    ),
-    Dialect(
-        "Anthropic through LiteLLM", "too long", r"prompt is too long: (?P<prompt>\d+) tokens > (?P<window>\d+) maximum"
-    ),
-    Dialect(
-        "TGI",
-        "too long",
+        r"Cannot truncate prompt with n_keep \((?P<prompt>\d+)\) >= n_ctx \((?P<window>\d+)\)",
+        # Anthropic through LiteLLM
+        r"prompt is too long: (?P<prompt>\d+) tokens > (?P<window>\d+) maximum",
+        # TGI
         r"Input validation error: `inputs` tokens \+ `max_new_tokens` must be <= (?P<window>\d+)\. Given: "
         r"(?P<prompt>\d+) `inputs` tokens and \d+ `max_new_tokens`",
-    ),
-    Dialect(
-        "TGI",
-        "too long",
         r"Input validation error: `inputs` must have less than (?P<window>\d+) tokens\. Given: (?P<prompt>\d+)",
-    ),
-    Dialect(
-        "SGLang",
-        "too long",
+        # SGLang
         r"Requested token count exceeds the model's maximum context length of (?P<window>\d+) tokens\. You requested a "
         r"total of \d+ tokens: (?P<prompt>\d+) tokens from the input messages and \d+ tokens for the completion\. .*",
-    ),
-    Dialect(
-        "SGLang",
-        "too long",
         r"The input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<window>\d+) tokens\)\.",
-    ),
-    Dialect("OpenAI", "too long", _MAXIMUM + r"your messages resulted in (?P<prompt>\d+) tokens.*"),
-    Dialect(
-        "OpenAI",
-        "too long",
+        # OpenAI
+        _MAXIMUM + r"your messages resulted in (?P<prompt>\d+) tokens.*",
         r"Input tokens exceed the configured limit of (?P<window>\d+) tokens\. Your messages resulted in "
         r"(?P<prompt>\d+) tokens\. .*",
-    ),
-    Dialect(
-        "OpenAI",
-        "token limit",
-        r"(?P<params>max_(?:completion_)?tokens) is too large: \d+\. This model supports at most (?P<limit>\d+) "
-        r"completion tokens, whereas you provided \d+\.",
-    ),
-    Dialect(
-        "OpenAI",
-        "parameter",
-        r"Unsupported (?:parameter|value): '(?P<params>\w+)' (?:is not supported|does not support .*) "
-        r"with this model\..*",
-    ),
-    Dialect(
-        "Gemini",
-        "too long",
+        # Gemini
         r"The input token count (?:\((?P<prompt>\d+)\) )?exceeds the maximum number of tokens allowed "
         r"\((?P<window>\d+)\)\.",
     ),
-    Dialect("Gemini", "system role", r"Developer instruction is not enabled for models/[\w.-]+"),
-    Dialect(
-        "DeepSeek",
-        "token limit",
+    "token limit": (
+        # vLLM
+        r"max(?:_completion)?_tokens=\d+ cannot be greater than max_model_len=(?P<limit>\d+)\. .*",
+        # OpenAI
+        r"(?P<params>max_(?:completion_)?tokens) is too large: \d+\. This model supports at most (?P<limit>\d+) "
+        r"completion tokens, whereas you provided \d+\.",
+        # DeepSeek
         r"Invalid (?P<params>max_tokens) value, the valid range of max_tokens is \[1, (?P<limit>\d+)\]",
-    ),
-    Dialect(
-        "Groq",
-        "token limit",
+        # Groq
         r"`?(?P<params>max_(?:completion_)?tokens)`? must be less than or equal to `?(?P<limit>\d+)`?, the maximum "
         r"value for `?max_(?:completion_)?tokens`? is less than the `?context_window`? for this model",
     ),
-    Dialect("Groq", "parameter", r"`(?P<params>\w+)` is not supported with this model"),
-)
+    "parameter": (
+        # vLLM
+        r"Requested sample (?P<top_logprobs>logprobs) of \d+, which is (?:is )?greater than max allowed: \d+",
+        # LiteLLM
+        r"litellm\.UnsupportedParamsError: .* does not support parameters: \[(?P<params>[^\]]*)\].*",
+        r"litellm\.UnsupportedParamsError: \S+ (?:models )?(?:don't|doesn't) support (?P<params>\w+)=.*",
+        # Anthropic through LiteLLM
+        r"`temperature` and `(?P<params>top_p)` cannot both be specified for this model\. Please use only one\.",
+        # OpenAI
+        r"Unsupported (?:parameter|value): '(?P<params>\w+)' (?:is not supported|does not support .*) "
+        r"with this model\..*",
+        # Groq
+        r"`(?P<params>\w+)` is not supported with this model",
+    ),
+    "system role": (
+        # vLLM
+        r"System role not supported",
+        r"Conversation roles must alternate user/assistant/user/assistant/\.\.\.",
+        # llama.cpp, LM Studio, Gemini
+        r"(?:.*\sError: )?Jinja Exception: System role not supported",
+        r"Error rendering prompt with jinja template: .?Only user and assistant roles .*",
+        r"Developer instruction is not enabled for models/[\w.-]+",
+    ),
+}
+"""Whole messages of named servers, by kind of fault, as regular expressions with the groups ``window``, ``prompt`` and
+``limit``, and ``params``: the parameters that the message is about, or a group named like one of them."""
 
 _LITELLM = re.compile(
     r"litellm\.\w+: [^{]{0,200}?\w+(?:Exception|Error) - (?:b')?(?P<inner>.*?)'?"
@@ -295,12 +209,12 @@ def _upstream(message: str) -> str:
 def _stated(message: str, shown: str) -> Fault:
     """Return the fault that a message states, if it is a sentence of a named server; its reason is ``shown``."""
     said = " ".join(message[:_READ_CHARS].split())
-    for row in _DIALECTS:
-        if found := re.fullmatch(row.sentence, said):
-            groups = {"params": ""} | {name: text for name, text in found.groupdict().items() if text}
-            window, prompt, limit = (_count(groups.get(name)) for name in ("window", "prompt", "limit"))
-            params = row.params or tuple(re.findall(r"\w+", groups["params"]))
-            return Fault(row.kind, one_line(shown), window=window, prompt=prompt, limit=limit, params=params)
+    for kind, sentence in ((kind, sentence) for kind, listed in _SENTENCES.items() for sentence in listed):
+        if found := re.fullmatch(sentence, said):
+            groups = found.groupdict()
+            window, prompt, limit = (_count(groups.pop(name, None)) for name in ("window", "prompt", "limit"))
+            params = tuple(re.findall(r"\w+", groups.pop("params", None) or "")) or tuple(groups)
+            return Fault(kind, one_line(shown), window=window, prompt=prompt, limit=limit, params=params)
     return Fault("refused", one_line(shown))
 
 

@@ -107,18 +107,9 @@ class _Log:
                 f"{self._policy.name}: expected replies with token traces, got none; trace a local model, vLLM, or a "
                 "server that returns log-probabilities, and leave out cache= and policies that replay a recording"
             )
-        return {
-            "seed": seed,
-            "policy": self._digest,
-            "agent": request.agent,
-            "prompt_ids": sample.trace.prompt,
-            "completion_ids": sample.trace.completion,
-            "logprobs": sample.trace.logprobs,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "max_new_tokens": request.max_new_tokens,
-            "finish_reason": sample.finish_reason,
-        }
+        asked = request.temperature, request.top_p, request.max_new_tokens
+        values = seed, self._digest, request.agent, *sample.trace, *asked, sample.finish_reason
+        return dict(zip(_schema().names, values, strict=True))
 
     def _open(self) -> tuple[pa.OSFile, pa.RecordBatchStreamWriter]:
         import pyarrow as pa

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import index
@@ -212,7 +212,6 @@ def unknown_problem(task: Task, problem_id: object) -> UnknownNameError:
 
 class _AdaptedTask(Adapter, Task):
     def __init__(self, part: object, problems: Any) -> None:
-        self.name = type(part).__name__
         super().__init__(part, Task)
         self._problems = problems
 
@@ -258,15 +257,6 @@ def as_task(part: object) -> Task:
             "derive from mas_gym.tasks.Task"
         )
     return _AdaptedTask(part, part)
-
-
-def as_problems(problems: Iterable[Problem]) -> Iterable[Problem]:
-    """Return a `Task` for an object that grades answers; return any other iterable of problems unchanged.
-
-    Raises:
-        ConfigError: The object can grade but lacks another method of a task.
-    """
-    return as_task(problems) if is_task(problems) else problems
 
 
 # ------------------------------------------------------------------ equal messages

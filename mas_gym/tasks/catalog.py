@@ -32,7 +32,6 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from inspect import signature
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -80,16 +79,14 @@ class Benchmark(NamedTuple):
 # The sizes of MATH on the hub, and in its release.
 _MATH_WHOLE = ({"train": 12_500}, {"train": 7_500, "test": 5_000})
 
-BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
-    {
-        "gsm8k": Benchmark(Hub("openai/gsm8k", "main"), "train", "test"),
-        "math": Benchmark(Hub("qwedsacf/competition_math"), "train", "test", held_out=2_000, whole=_MATH_WHOLE),
-        # the larger partition is the training pool, although it is named "test"
-        "mmlu": Benchmark(Hub("cais/mmlu", "all"), "test", "validation", mas="debate"),
-        "logiqa": Benchmark(Hub("lucasmccabe/logiqa", None, "refs/convert/parquet"), "train", "test", mas="logic"),
-        "gpqa": Benchmark(Hub("Idavidrein/gpqa", "*"), "gpqa_main", "gpqa_diamond", nested=True, mas="debate"),
-    }
-)
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "gsm8k": Benchmark(Hub("openai/gsm8k", "main"), "train", "test"),
+    "math": Benchmark(Hub("qwedsacf/competition_math"), "train", "test", held_out=2_000, whole=_MATH_WHOLE),
+    # the larger partition is the training pool, although it is named "test"
+    "mmlu": Benchmark(Hub("cais/mmlu", "all"), "test", "validation", mas="debate"),
+    "logiqa": Benchmark(Hub("lucasmccabe/logiqa", None, "refs/convert/parquet"), "train", "test", mas="logic"),
+    "gpqa": Benchmark(Hub("Idavidrein/gpqa", "*"), "gpqa_main", "gpqa_diamond", nested=True, mas="debate"),
+}
 PROCEDURAL = ("arithmetic", "ordering", "game24")
 TASK_NAMES = (*BENCHMARKS, *PROCEDURAL)
 GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code", "sandbox", "decimal")

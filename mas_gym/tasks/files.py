@@ -16,15 +16,13 @@ from mas_gym.tasks.json_rows import json_rows
 from mas_gym.tasks.logiqa import logiqa_block
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
-PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "train": ("train",),
-        "test": ("test",),
-        "validation": ("validation", "val", "valid", "eval"),
-        "gpqa_main": ("gpqa_main", "train"),
-        "gpqa_diamond": ("gpqa_diamond", "test"),
-    }
-)
+PARTITIONS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train",),
+    "test": ("test",),
+    "validation": ("validation", "val", "valid", "eval"),
+    "gpqa_main": ("gpqa_main", "train"),
+    "gpqa_diamond": ("gpqa_diamond", "test"),
+}
 
 _PART = re.compile(r"_(?:test|val|dev|train)$")
 _DIGITS = re.compile(r"(\d+)")

@@ -5,23 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from mas_gym.critics import Critic, ScoringContext, as_critic, scores_of
+from mas_gym.critics import Critic, Proposal, ScoringContext, as_critic, scores_of
 from mas_gym.errors import ComplianceError, shown
 from mas_gym.internal.adapter import describe_type, has_method
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.state import Action
-from mas_gym.testing.shared_checks import (
-    HOSTILE,
-    ORDINARY,
-    QUESTION,
-    Findings,
-    ProposalLike,
-    check_steady,
-    stated,
-    walk,
-)
+from mas_gym.testing.shared_checks import HOSTILE, ORDINARY, QUESTION, Findings, check_steady, stated, walk
 
 _TOLERANCE = 1e-4
 """Maximum change in a value caused by batching."""
@@ -73,7 +64,7 @@ def _contexts(mas: MAS, terminal_only: bool) -> list[ScoringContext]:
     for texts in (ORDINARY, ORDINARY, (*HOSTILE, *ORDINARY)):
         states = walk(model, QUESTION, texts, rng)
         for state in states[-1:] if terminal_only else states[1:]:
-            proposal = ProposalLike(Action(state.text, mas.ALL), 5, -1.0 - rng.random(), "stop")
+            proposal = Proposal(Action(state.text, mas.ALL), 5, -1.0 - rng.random(), "stop")
             contexts.append(ScoringContext(state, mas, proposal))
     return contexts
 

@@ -6,27 +6,21 @@ import json
 import pickle
 import random
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mas_gym.critics import Critic, ScoringContext
+from mas_gym.critics import Critic, Proposal, ScoringContext
 from mas_gym.errors import BudgetError, shown
 from mas_gym.internal.adapter import has_method
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.state import Action, MASState
-from mas_gym.testing.shared_checks import QUESTION, Findings, ProposalLike, addressed, check_steady, stated
+from mas_gym.testing.shared_checks import QUESTION, Findings, addressed, check_steady, stated
 
 _MAX_ROUNDS = 100_000
 """Rounds of requests after which a search counts as endless."""
-
-
-class _Tag(NamedTuple):
-    """The only tag at a state, like `search.Tag`."""
-
-    name: str = ""
-    cost: float | None = None
 
 
 class PlannerLike(Protocol):
@@ -84,19 +78,9 @@ def check_planner(
     findings.settle()
 
 
-class _CandidateLike(Protocol):
-    """The parts of `search.Candidate` that are checked; ``node`` is checked only with a tree."""
-
-    state: MASState
-    score: float | None
-    node: int | None
-
-
-@runtime_checkable
-class _PlanLike(Protocol):
-    """The parts of `search.Plan` that are checked."""
-
-    candidates: Sequence[_CandidateLike]
+def _candidates(plan: object) -> Sequence[Any]:
+    found: Sequence[Any] = getattr(plan, "candidates", ())
+    return found
 
 
 _SCORED = ("Evaluate", "Extract", "Reward")
@@ -137,8 +121,7 @@ class _Search:
 
     def outcome(self) -> list[str]:
         """Return the candidates of the plan, for comparison."""
-        plan = self.plan
-        return [candidate.state.digest.hex() for candidate in plan.candidates] if isinstance(plan, _PlanLike) else []
+        return [candidate.state.digest.hex() for candidate in _candidates(self.plan)]
 
     def spend(self) -> object:
         """Raise `BudgetError` in the search; return its plan or the error that it propagated.
@@ -165,7 +148,7 @@ class _Search:
         if kind == "Remaining":
             return self._left
         if kind == "Tags":
-            return (_Tag(),)
+            return (SimpleNamespace(name="", cost=None),)
         proposes = kind == "Propose"
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:
@@ -185,7 +168,7 @@ class _Search:
             self.findings.expect(terminal, "it requested the reward of a state that is not terminal")
         return [1.0 if self._draw(state, "reward") > 0 else -1.0 for state in states]
 
-    def _propose(self, request: Any) -> list[ProposalLike]:
+    def _propose(self, request: Any) -> list[Proposal]:
         state = request.state
         fine = isinstance(request.n, int) and request.n >= 1
         self.findings.expect(fine, f"Propose(n={shown(request.n)}): expected an integer of at least 1")
@@ -198,14 +181,14 @@ class _Search:
             # Few distinct texts, because real proposals repeat too.
             number = int(4 * abs(self._draw(state, f"text {i}")))
             text = addressed(self.model.mas, state, f"Step. Final Answer: {number}", number)
-            replies.append(ProposalLike(Action(text, self.model.mas.ALL), 4, -2.0, "stop"))
+            replies.append(Proposal(Action(text, self.model.mas.ALL), 4, -2.0, "stop"))
         return replies
 
     def _draw(self, state: MASState, what: str) -> float:
         return random.Random(f"{self.seed} {what} {state.digest.hex()}").uniform(-1.0, 1.0)
 
     def _check_plan(self) -> None:
-        candidates = self.plan.candidates if isinstance(self.plan, _PlanLike) else ()
+        candidates = _candidates(self.plan)
         returned = shown(self.plan)
         if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
             return
@@ -218,7 +201,7 @@ class _Search:
         ranked = [score for score in scores if score is not None]
         self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
 
-    def _check_tree(self, tree: Any, candidates: Sequence[_CandidateLike]) -> None:
+    def _check_tree(self, tree: Any, candidates: Sequence[Any]) -> None:
         """Check that a store can write the tree and read it back."""
         if tree is None:
             return
@@ -260,7 +243,7 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
         if search.over:
             continue
         ended = search.spend()
-        stopped = isinstance(ended, BudgetError | _PlanLike)
+        stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
         findings.expect(
             stopped,
             "it continued after BudgetError: return the best plan so far, completing one path with single messages "

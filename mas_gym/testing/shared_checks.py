@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mas_gym.errors import ComplianceError, IdentityError, IllegalActionError
 from mas_gym.internal.identity import digest_of, identity_of
-from mas_gym.policies.base import mean_logprob
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.recipient_names import nameable
@@ -17,22 +15,6 @@ from mas_gym.systems.state import Action, MASState
 HOSTILE = ("", " \n\t", "\ud800", "نص من اليمين إلى اليسار", "\u202eesrever", "\x00\x1b[31m", "Final Answer: " * 50)
 ORDINARY = ("Facts: 3 and 4.", "3 + 4 = 7", "VERDICT: DISAGREE\nRecount.", "VERDICT: AGREE", "Final Answer: 7")
 QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
-
-
-class ProposalLike(NamedTuple):
-    """A substitute for the scheduler's proposal of one sampled message."""
-
-    action: Action
-    tokens: int
-    logprob: float | None
-    finish_reason: str
-    certainty: None = None
-    tag: str = ""
-
-    @property
-    def mean_logprob(self) -> float | None:
-        """Length-normalized log-likelihood, in nats per token."""
-        return mean_logprob(self.logprob, self.tokens)
 
 
 class Findings:

@@ -10,7 +10,6 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 
 def path() -> Path:
@@ -32,7 +31,5 @@ def _words() -> frozenset[str]:
 
 
 _WORD = re.compile(r"[^\W\d_]+")
-GRAPHS = MappingProxyType(
-    {"arithmetic": ("rpsv", "single", "refine", "consensus", "dylan"), "ordering": ("logic", "debate")}
-)
+GRAPHS = {"arithmetic": ("rpsv", "single", "refine", "consensus", "dylan"), "ordering": ("logic", "debate")}
 """The shipped graphs that the model was trained on, by task."""

@@ -24,7 +24,7 @@ from search.calibrated_critics import METHODS
 from search.compare.critic_fitting import fit_curve
 from search.plan import Plan
 from search.planners.registry import load_planner, takes_stop
-from search.planners.stop_rules import FEATURES, Evidence, StopMap, StopRule
+from search.planners.stop_rules import FEATURES, Confident, Evidence, StopMap
 from search.protocol import Critic, Planner, as_critic, planner_name
 from search.runs import run
 
@@ -81,9 +81,10 @@ class Calibration(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Recorder(StopRule):
+class _Recorder(Confident):
     """Records the evidence of all checks, and stops at the check ``end``; 0 never stops."""
 
+    threshold: float = 1.0
     end: int = 0
     found: list[Evidence] = field(default_factory=list)
 
@@ -130,7 +131,7 @@ def calibrate_stop(
     searches: list[Checked] = []
     for seed in seeds:
 
-        def searched(rule: StopRule, seed: int = seed) -> dict[str, Plan]:
+        def searched(rule: Confident, seed: int = seed) -> dict[str, Plan]:
             stopping = replace(found, stop=rule)
             plans = run(stopping, chosen, critic=critic, seed=seed, raise_errors=True, **options)
             return {plan.problem_id: plan for plan in plans}
@@ -139,7 +140,7 @@ def calibrate_stop(
     return fit(searches, planner_name(found), as_critic(critic).name, method)
 
 
-def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[str, Plan]]) -> list[Checked]:
+def _checked(problems: Sequence[Problem], searched: Callable[[Confident], dict[str, Plan]]) -> list[Checked]:
     """Run the searches of one seed and label their checks."""
     record = _Recorder()
     plans = searched(record)
@@ -148,7 +149,7 @@ def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[st
         by_question.setdefault(evidence.root.question, []).append(evidence)
     by_turns = any(not one.terminal for one in record.found)
     early = max(one.check for one in record.found) if by_turns else 0
-    stopped = {number: searched(_Recorder(number)) for number in range(1, early + 1)}
+    stopped = {number: searched(_Recorder(end=number)) for number in range(1, early + 1)}
     found: list[Checked] = []
     for problem in problems:
         plan = plans[problem.id]

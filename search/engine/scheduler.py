@@ -161,9 +161,8 @@ def observed(make: Callable[[str], Observer]) -> Iterator[None]:
 
 
 class _Entry(NamedTuple):
-    """An open search, its task, and the part of the run's budget reserved for it."""
+    """The task of an open search, and the part of the run's budget reserved for it."""
 
-    search: ActiveSearch
     task: asyncio.Task[object]
     granted: Cost
 
@@ -173,11 +172,7 @@ Unscored = dict[asyncio.Future[Scores], Sequence[ScoringContext]]
 
 
 class Scheduler(Searcher):
-    """Searches problems on the running event loop; not thread-safe.
-
-    Attributes:
-        waiting: Number of searches that have not begun.
-    """
+    """Searches problems on the running event loop; not thread-safe."""
 
     def __init__(self, setup: Setup) -> None:
         """Start without searches.
@@ -187,7 +182,7 @@ class Scheduler(Searcher):
                 the answers. A search that exceeds its expected cost may be dropped to keep within ``run_budget``.
         """
         super().__init__(setup.concurrency, setup.run_budget, setup.budget)
-        self.waiting = self._calls = self._rows = 0
+        self._calls = self._rows = 0
         self._setup, self._policy = setup, setup.policy
         self._opened = ExitStack()
         self._make_model: MakeModel = partial(SearchModel, sample=self._sample, tags=self._policy.tags)
@@ -242,16 +237,9 @@ class Scheduler(Searcher):
             SearchError: The scheduler is closed, or the search was dropped.
             EngineUnavailableError: No request can succeed. Other exceptions of a local engine are also propagated.
         """
-        self.waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self.waiting -= 1
-        try:
+        async with self._slots:
             setup = replace(self._setup, **changed) if changed else self._setup
             return await self._admitted(setup, problem, on_message)
-        finally:
-            self._slots.release()
 
     async def _admitted(self, setup: Setup, problem: Problem, on_message: Callable[[str, Usage], None]) -> Searched:
         if self.closed:
@@ -259,7 +247,7 @@ class Scheduler(Searcher):
         search = ActiveSearch(setup, problem, self._make_model, self, on_message)
         task = asyncio.current_task()
         assert task is not None
-        self._open[search] = _Entry(search, task, self._allowance.grant)
+        self._open[search] = _Entry(task, self._allowance.grant)
         try:
             with self._observer.search(setup, problem) as observed:
                 plan = await self._planned(search)

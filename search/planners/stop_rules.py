@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -146,23 +145,8 @@ class StopMap:
             ) from None
 
 
-class StopRule(ABC):
-    """Base class of stop rules, which decide at each check whether the answer is settled. Rules are frozen dataclasses.
-
-    `Confident` is the only rule that a setting can name; calibration runs searches with others.
-    """
-
-    @abstractmethod
-    def reason(self, evidence: Evidence) -> str | None:
-        """Return why the search should stop, such as ``"probability 0.93 above 0.9"``; None if it should not."""
-
-    def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> StopRule:
-        """Return the rule adapted to a run. Raises `ConfigError` if it is incompatible with the planner or critic."""
-        return self
-
-
 @dataclass(frozen=True)
-class Confident(StopRule):
+class Confident:
     """Stops when the probability of a right answer exceeds a threshold.
 
     Attributes:
@@ -209,16 +193,16 @@ class Confident(StopRule):
         return evidence.value if self.likelihood else (1 + evidence.value) / 2
 
     def reason(self, evidence: Evidence) -> str | None:
-        """Compare the probability with the threshold."""
+        """Return why the search should stop, such as ``"probability 0.93 above 0.9"``; None if it should not."""
         found = self.probability(evidence)
         return f"probability {found:.3f} above {self.threshold:g}" if found > self.threshold else None
 
 
-Stop = StopRule | str | float | None
+Stop = Confident | str | float | None
 """A planner's setting ``stop``, as accepted by `read_stop`."""
 
 
-def read_stop(stop: Stop) -> StopRule | None:
+def read_stop(stop: Stop) -> Confident | None:
     """Parse a planner's setting ``stop``; return None if there is no rule.
 
     Raises:
@@ -228,7 +212,7 @@ def read_stop(stop: Stop) -> StopRule | None:
     >>> read_stop("0.9")
     Confident(threshold=0.9, calibrated=None, source='', likelihood=False)
     """
-    if stop is None or isinstance(stop, StopRule):
+    if stop is None or isinstance(stop, Confident):
         return stop
     if isinstance(stop, int | float) and not isinstance(stop, bool):
         return Confident(float(stop))
@@ -246,7 +230,7 @@ def read_stop(stop: Stop) -> StopRule | None:
     )
 
 
-def stop_for_run(planner: Planner, stop: Stop, critic: Critic | None, training: bool) -> StopRule | None:
+def stop_for_run(planner: Planner, stop: Stop, critic: Critic | None, training: bool) -> Confident | None:
     """Return a planner's rule, adapted to the run.
 
     Raises:

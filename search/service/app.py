@@ -116,7 +116,6 @@ class _Front:
         self._max_question = min(bounds, default=None)
         self._read = pool.setup.mas.final_text
         self.stopping = False
-        self._open: set[Asked] = set()
         self.counts: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
         self.started = int(time.time())
@@ -126,14 +125,16 @@ class _Front:
     def stop(self) -> None:
         """Cancel every open search before the server exits."""
         self.stopping = True
-        for running in tuple(self._open):
-            running.future.cancel()
+        for future in tuple(self.pool.open):
+            future.cancel()
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok"} | (self._load() if self.authorised(request.headers) else {}))
 
     def _load(self) -> dict[str, int]:
-        return {"active": self.pool.scheduler.active, "waiting": self.pool.scheduler.waiting}
+        active = self.pool.scheduler.active
+        # A cancelled search is open for a moment longer.
+        return {"active": active, "waiting": max(0, len(self.pool.open) - active)}
 
     async def models(self) -> Response:
         entry = {"id": self.model, "object": "model", "created": self.started, "owned_by": "mas-gym"}
@@ -169,13 +170,7 @@ class _Front:
             raise _stopping()
         setup = self.pool.setup
         seed = setup.seed if asked.seed is None else asked.seed
-        running = self.pool.submit(asked.question, seed, asked.sampling(setup.sampling), limits)
-        self._open.add(running)
-        return running
-
-    def _close(self, running: Asked) -> None:
-        self._open.discard(running)
-        running.future.cancel()
+        return self.pool.submit(asked.question, seed, asked.sampling(setup.sampling), limits)
 
     def authorised(self, headers: Headers) -> bool:
         """Return whether a request has the key or no key is required."""
@@ -214,7 +209,7 @@ class _Front:
                 raise ApiError(499, "the client closed the connection")
             return search.result()
         finally:
-            self._close(running)
+            running.future.cancel()
             leaving.cancel()
             await asyncio.gather(search, leaving, return_exceptions=True)
 
@@ -281,7 +276,7 @@ class _Front:
         finally:
             if not finished:
                 self.counts["cancelled_searches"] += 1
-            self._close(running)
+            running.future.cancel()
             search.cancel()
 
     def _count(self, plan: Plan) -> None:

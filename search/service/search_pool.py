@@ -143,7 +143,11 @@ class Asked:
 
 
 class SearchPool:
-    """A running scheduler with a bounded queue; `submit` is used only by the server's event loop."""
+    """A running scheduler with a bounded queue; `submit` is used only by the server's event loop.
+
+    Attributes:
+        open: The searches that have not ended, including waiting ones.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -157,7 +161,7 @@ class SearchPool:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mas-gym-service", daemon=True)
         self._thread.start()
-        self._open: set[Future[Searched]] = set()
+        self.open: set[Future[Searched]] = set()
 
     def submit(self, question: str, seed: int, sampling: Sampling, budget: Budget | None = None) -> Asked:
         """Queue a search.
@@ -171,7 +175,7 @@ class SearchPool:
         Raises:
             ApiError: 429; the queue is full.
         """
-        if len(self._open) >= self.setup.concurrency + self.service.queue:
+        if len(self.open) >= self.setup.concurrency + self.service.queue:
             raise ApiError(429, "too many searches are waiting; try again later", retry_after=1)
         kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
         problem = Problem(PROBLEM_ID, question, "", kind)
@@ -181,8 +185,8 @@ class SearchPool:
         asked = Asked()
         search = self.scheduler.search(problem, asked.advance, **changes)
         asked.future = asyncio.run_coroutine_threadsafe(search, self._loop)
-        self._open.add(asked.future)
-        asked.future.add_done_callback(self._open.discard)
+        self.open.add(asked.future)
+        asked.future.add_done_callback(self.open.discard)
         asked.future.add_done_callback(self._ended)
         return asked
 

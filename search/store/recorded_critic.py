@@ -18,6 +18,7 @@ from search.plan import Plan
 from search.protocol import Critic, Scores, ScoringContext
 from search.results.run_info import is_recorded
 from search.store.store import Store
+from search.store.table_schema import digest
 
 LABELS = "labels"
 """The judge name for human labels."""
@@ -109,9 +110,5 @@ def _values(problem: Problem, plan: Plan, samples: Sequence[JSONMapping], judge:
 
 def transcript_key(state: MASState) -> bytes:
     """Return a digest of a question and the message texts, independent of the speakers."""
-    found = blake2b(digest_size=16)
-    for one in state.path():
-        text = one.question if one.parent is None else one.text.split(RETURNED)[0]
-        data = text.strip().encode("utf-8", "surrogatepass")
-        found.update(f"{len(data)}|".encode() + data)
-    return found.digest()
+    texts = (one.question if one.parent is None else one.text.split(RETURNED)[0] for one in state.path())
+    return digest(*map(str.strip, texts))

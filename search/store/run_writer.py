@@ -23,7 +23,7 @@ from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.setup import Setup
 from search.store.run_identity import config_differences, named_alike, run_config, run_facts
-from search.store.run_lock import RunLock
+from search.store.run_lock import run_lock
 from search.store.search_rows import (
     metadata_text,
     plan_of,
@@ -77,12 +77,12 @@ class RunWriter:
         self._dynamics = Dynamics(RunInfo(self.run, name, config, facts, 0, 0).mas)
         with ExitStack() as opened:
             self._connection = opened.enter_context(closing(FORMAT.connect(path, create=True)))
-            self._lock = opened.enter_context(closing(RunLock(path, self.run)))
+            opened.enter_context(run_lock(path, self.run))
             with explained(path), transaction(self._connection):
                 self._start(name, config, text, facts)
             self._meters, self._paid, self._money = meters, money_of(meters) or 0.0, self._facts.get("money", 0.0)
             self.earlier = Usage(**self._facts.get("spent", {}))
-            opened.pop_all()
+            self._files = opened.pop_all()
         self._fresh, self._opened = Usage(), perf_counter()
 
     def _start(self, name: str | None, config: JSONMapping, text: str, facts: JSONMapping) -> None:
@@ -229,8 +229,7 @@ class RunWriter:
 
     def close(self) -> None:
         """Close the file and release the run; safe to call twice."""
-        self._connection.close()
-        self._lock.close()
+        self._files.close()
 
 
 def open_run_writer(setup: Setup) -> RunWriter | None:

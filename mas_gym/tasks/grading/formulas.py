@@ -44,14 +44,20 @@ def read_formula(text: str) -> str | None:
     return None
 
 
+def formula_value(formula: str) -> Fraction | None:
+    """Return the value of a formula; None if the text is not one or divides by zero."""
+    try:
+        return _value(_parsed(formula))
+    except (ZeroDivisionError, RecursionError):
+        return None
+
+
 def compare_formulas(reference: str, formula: str) -> str:
     """Return ``"equal"``, ``"different"`` if the values differ, or ``"other numbers"`` if the numbers differ."""
     if _numbers(reference) != _numbers(formula):
         return "other numbers"
-    try:
-        return "equal" if _value(_parsed(formula)) == _value(_parsed(reference)) else "different"
-    except (ZeroDivisionError, RecursionError):
-        return "different"
+    value = formula_value(formula)
+    return "equal" if value is not None and value == formula_value(reference) else "different"
 
 
 def _plain(found: re.Match[str]) -> str:

@@ -17,6 +17,7 @@ import unicodedata
 from collections import deque
 from fractions import Fraction
 from functools import lru_cache
+from itertools import count
 from typing import Literal
 
 Decimal = Literal[".", ","]
@@ -32,16 +33,8 @@ _SPACES = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u2
 _INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 _VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5"}
 _VULGAR |= {"⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
-_SIGNS = {
-    "\u00d7": r"\times ",
-    "·": r"\cdot ",
-    "⋅": r"\cdot ",
-    "÷": "/",
-    "\u2044": "/",
-    "\u2215": "/",
-    "∞": r"\infty ",
-    "π": r"\pi ",
-}
+_SIGNS = {"\u00d7": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "\u2044": "/", "\u2215": "/"}
+_SIGNS |= {"∞": r"\infty ", "π": r"\pi "}
 _SIGNS |= {"°": r"^\circ ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "\u222a": r"\cup ", "∩": r"\cap ", "∈": r"\in "}
 _SIGNS |= {"≈": "=", "→": "=", "⇒": "=", "θ": r"\theta ", "∅": r"\emptyset ", "‰": " per mille"}
 _SIGNS |= {"\u066b": ".", "\u066c": ",", "\u3002": ". ", "\u0964": ". ", "\u3001": ", "}
@@ -258,15 +251,9 @@ def format_number(value: Fraction) -> str:
     top, bottom = value.numerator, value.denominator
     if bottom == 1:
         return str(top)
-    twos = fives = 0
-    rest = bottom
-    while rest % 2 == 0:
-        rest, twos = rest // 2, twos + 1
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
-    places = max(twos, fives)
-    if rest != 1 or places > MAX_DIGITS:
+    if 10**MAX_DIGITS % bottom:
         return f"{top}/{bottom}"
+    places = next(n for n in count(1) if 10**n % bottom == 0)
     digits = str(abs(top) * 10**places // bottom).rjust(places + 1, "0")
     return f"{'-' if top < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 

@@ -187,35 +187,22 @@ def misread_answers(facts: list[Fact], rival: tuple[int, int] | None) -> list[in
 WOMEN = ("Maya", "Sara", "Ann", "Lily", "Nina", "Emma", "Ruth", "Zoe")
 MEN = ("Tom", "Ben", "Sam", "Leo", "Max", "Dan", "Eli", "Jack")
 ITEMS = (
-    "coins",
-    "marbles",
-    "apples",
-    "cards",
-    "stickers",
-    "books",
-    "shells",
-    "pens",
-    "beads",
-    "stamps",
-    "eggs",
-    "nuts",
-)
+    "coins", "marbles", "apples", "cards", "stickers", "books", "shells", "pens", "beads", "stamps", "eggs", "nuts",
+)  # fmt: skip
 
-TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "has": ("{p} has {0} {i}.", "{p} starts with {0} {i}.", "At first {p} has {0} {i}."),
-        "finds": ("{s} finds {0} more.", "Then {s} finds {0} {i}.", "{p} finds {0} {i}."),
-        "buys": ("{s} buys {0} more.", "Then {s} buys {0} {i}.", "{p} buys {0} {i}."),
-        "loses": ("{s} loses {0}.", "Then {s} loses {0} {i}.", "{p} loses {0} of them."),
-        "gives": ("{s} gives {0} to {q}.", "Then {s} gives {q} {0} {i}.", "{p} gives {0} {i} to {q}."),
-        "times": ("Now {s} has {0} times as many.", "Then {s} has {0} times as many {i}."),
-        "half": ("{s} gives away half.", "Then {s} sells half of them."),
-        "bags": ("{s} gets {0} bags of {1} {i}.", "Then {s} gets {0} bags with {1} each."),
-        "rival": ("{q} has {0} {i}.", "{q} has {0} {i} too."),
-        "neutral": ("{p} is {0} years old.", "The walk takes {0} minutes.", "It is {0} degrees outside."),
-        "ask": ("How many {i} does {p} have now?", "How many {i} does {p} have at the end?"),
-    }
-)
+TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "has": ("{p} has {0} {i}.", "{p} starts with {0} {i}.", "At first {p} has {0} {i}."),
+    "finds": ("{s} finds {0} more.", "Then {s} finds {0} {i}.", "{p} finds {0} {i}."),
+    "buys": ("{s} buys {0} more.", "Then {s} buys {0} {i}.", "{p} buys {0} {i}."),
+    "loses": ("{s} loses {0}.", "Then {s} loses {0} {i}.", "{p} loses {0} of them."),
+    "gives": ("{s} gives {0} to {q}.", "Then {s} gives {q} {0} {i}.", "{p} gives {0} {i} to {q}."),
+    "times": ("Now {s} has {0} times as many.", "Then {s} has {0} times as many {i}."),
+    "half": ("{s} gives away half.", "Then {s} sells half of them."),
+    "bags": ("{s} gets {0} bags of {1} {i}.", "Then {s} gets {0} bags with {1} each."),
+    "rival": ("{q} has {0} {i}.", "{q} has {0} {i} too."),
+    "neutral": ("{p} is {0} years old.", "The walk takes {0} minutes.", "It is {0} degrees outside."),
+    "ask": ("How many {i} does {p} have now?", "How many {i} does {p} have at the end?"),
+}
 
 
 class Level(NamedTuple):
@@ -232,15 +219,13 @@ class Level(NamedTuple):
     neutral: float
 
 
-LEVELS: Mapping[int, Level] = MappingProxyType(
-    {
-        1: Level((2, 2), 0.2, 0.0),
-        2: Level((2, 3), 0.25, 0.2),
-        3: Level((3, 4), 0.25, 0.3),
-        4: Level((4, 5), 0.3, 0.3),
-        5: Level((5, 6), 0.35, 0.4),
-    }
-)
+LEVELS: Mapping[int, Level] = {
+    1: Level((2, 2), 0.2, 0.0),
+    2: Level((2, 3), 0.25, 0.2),
+    3: Level((3, 4), 0.25, 0.3),
+    4: Level((4, 5), 0.3, 0.3),
+    5: Level((5, 6), 0.35, 0.4),
+}
 
 # Probability of each kind of event; times, half and bags occur at most once, or results soon leave the range.
 EVENT_WEIGHTS: Mapping[str, float] = MappingProxyType(
@@ -369,16 +354,4 @@ class Arithmetic(SampledTask):
             "item": item,
             "difficulty": self.difficulty,
         }
-        return Problem(problem_id, question, str(answer_of(story.facts)), "number", MappingProxyType(metadata))
-
-
-def facts_of(problem: Problem) -> list[Fact]:
-    """Return the true facts of an Arithmetic problem from its metadata."""
-    rows: Sequence[Sequence[Any]] = problem.metadata["facts"]
-    return [tuple(row) for row in rows]
-
-
-def rival_of(problem: Problem) -> tuple[int, int] | None:
-    """Return `Story.rival` of an Arithmetic problem from its metadata."""
-    rival = problem.metadata["rival"]
-    return None if rival is None else (int(rival[0]), int(rival[1]))
+        return Problem(problem_id, question, str(answer_of(story.facts)), "number", metadata)

@@ -15,12 +15,10 @@ a puzzle depends only on its question.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, combinations_with_replacement
-from types import MappingProxyType
 from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
@@ -28,7 +26,7 @@ from mas_gym.tasks.base import Problem
 from mas_gym.tasks.procedural.generated import DEFAULT_DIFFICULTY, ProceduralTask, split_of
 
 TARGET = 24
-LEVELS: Mapping[int, int] = MappingProxyType({1: 6, 2: 9, 3: 13})
+LEVELS: Mapping[int, int] = {1: 6, 2: 9, 3: 13}
 """Largest number of each difficulty."""
 
 Numbers = tuple[Fraction, ...]
@@ -96,13 +94,6 @@ def _can_make(numbers: list[tuple[int, int]]) -> bool:
     return False
 
 
-# ------------------------------------------------------------------ as text
-
-_NUMBER = r"-?\d+(?:\.\d+|/\d+)?"
-_STEP = re.compile(rf"\(?({_NUMBER})\)? ([-+*/]) \(?({_NUMBER})\)? = ({_NUMBER})")
-_LEFT = re.compile(rf"left: ((?:{_NUMBER} ?)+)\)")
-
-
 def write_number(number: Fraction) -> str:
     """Write a number as GPT-4 writes it, but exactly: whole, with up to two decimals, or as a fraction.
 
@@ -114,73 +105,24 @@ def write_number(number: Fraction) -> str:
     return f"{float(number):.2f}".rstrip("0") if 100 % number.denominator == 0 else str(number)
 
 
-def read_numbers(text: str) -> Numbers | None:
-    """Read numbers separated by spaces; None if the text contains anything else."""
-    words = text.split()
-    if not words or not all(re.fullmatch(_NUMBER, word) for word in words):
-        return None
-    try:
-        return tuple(Fraction(word) for word in words)
-    except (ValueError, ZeroDivisionError):
-        return None
-
-
-def write_move(numbers: Sequence[Fraction], move: Move) -> str:
-    """Return the message of a step, such as ``"1 + 7 = 8 (left: 2 4 8)"``."""
-    left, right, result = map(write_number, (move.left, move.right, move.result))
-    return f"{left} {move.operator} {right} = {result} (left: {' '.join(map(write_number, after(numbers, move)))})"
-
-
-def read_left(message: str) -> Numbers | None:
-    """Return the remaining numbers that a step lists; None if it lists none."""
-    found = _LEFT.findall(message)
-    return read_numbers(found[-1]) if found else None
-
-
-def read_question(question: str) -> Numbers | None:
-    """Return the numbers of a question, which follow its last colon."""
-    return read_numbers(question.rpartition(":")[2])
-
-
 def write_question(numbers: Sequence[Fraction | int]) -> str:
     """Return the question of a puzzle."""
     listed = " ".join(write_number(Fraction(number)) for number in sorted(numbers))
     return f"Make {TARGET} from these numbers with + - * /, using each exactly once: {listed}"
 
 
-def combine(numbers: Sequence[Fraction], steps: Sequence[str]) -> str | None:
-    """Combine the messages of the steps into one formula; None if the steps do not fit together.
-
-    >>> combine((Fraction(2), Fraction(3), Fraction(4)), ["2 * 3 = 6 (left: 4 6)", "4 * 6 = 24 (left: 24)"])
-    '4 * (2 * 3)'
-    """
-    held = [(number, write_number(number)) for number in numbers]
-    for step in steps:
-        found = _STEP.match(step)
-        texts = []
-        for operand in (found[1], found[3]) if found is not None else ():
-            value = read_numbers(operand)
-            place = next((i for i, (number, _) in enumerate(held) if value == (number,)), None)
-            if place is not None:
-                texts.append(held.pop(place)[1])
-        if found is None or len(texts) < 2 or (result := read_numbers(found[4])) is None:
-            return None
-        held.append((result[0], f"({texts[0]} {found[2]} {texts[1]})"))
-    return held[0][1][1:-1] if len(held) == 1 else None
-
-
 def solve(numbers: Sequence[Fraction]) -> str | None:
     """Return a formula for 24; None if no formula exists."""
-    steps: list[str] = []
     left: Numbers = tuple(numbers)
+    held = [(number, write_number(number)) for number in left]
     while len(left) > 1:
-        winning = (move for move in moves(left) if can_make(after(left, move)))
-        move = next(winning, None)
+        move = next((move for move in moves(left) if can_make(after(left, move))), None)
         if move is None:
             return None
-        steps.append(write_move(left, move))
+        a, b = (held.pop([number for number, _ in held].index(used))[1] for used in (move.left, move.right))
+        held.append((move.result, f"({a} {move.operator} {b})"))
         left = after(left, move)
-    return combine(numbers, steps)
+    return held[0][1][1:-1]
 
 
 # ----------------------------------------------------------------- problems

@@ -117,17 +117,15 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth")
 LETTERS = "ABCD"
 
 # Keyed by phrase: "ahead" states the same rule as "before", in words that some agents misread.
-TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "first": ("{0} joins at the front.", "{0} steps in at the front."),
-        "last": ("{0} joins at the end.", "{0} steps in at the end."),
-        "after": ("{0} joins right after {1}.", "{0} steps in right after {1}."),
-        "before": ("{0} joins right before {1}.", "{0} steps in right before {1}."),
-        "ahead": ("{0} joins right ahead of {1}.", "{0} steps in right ahead of {1}."),
-        "swap": ("Then {0} and {1} swap places.", "{0} and {1} swap places."),
-        "aside": ("{0} is older than {1}.", "{0} is a friend of {1}."),
-    }
-)
+TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "first": ("{0} joins at the front.", "{0} steps in at the front."),
+    "last": ("{0} joins at the end.", "{0} steps in at the end."),
+    "after": ("{0} joins right after {1}.", "{0} steps in right after {1}."),
+    "before": ("{0} joins right before {1}.", "{0} steps in right before {1}."),
+    "ahead": ("{0} joins right ahead of {1}.", "{0} steps in right ahead of {1}."),
+    "swap": ("Then {0} and {1} swap places.", "{0} and {1} swap places."),
+    "aside": ("{0} is older than {1}.", "{0} is a friend of {1}."),
+}
 
 
 class Level(NamedTuple):
