@@ -419,7 +419,7 @@ def _load_task(task: str, split: str | None, path: str | None, **options: Any) -
 def _read_action(action: object) -> tuple[str, int]:
     if isinstance(action, tuple | list) and len(action) == 2 and isinstance(action[0], str):
         try:
-            return action[0], index(action[1])
+            return str(action[0]), index(action[1])
         except TypeError:
             pass
     expected = "expected (text, recipient), a str and an integer such as env.unwrapped.ALL"
