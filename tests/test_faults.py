@@ -22,6 +22,7 @@ pytest.importorskip("fastapi", reason="the fastapi package is not installed")
 
 from fault_proxy import Fault, FaultProxy, proxied
 from loopback import hash_policy, make_app, serving
+from ports import free_port
 
 import mas_gym
 import search
@@ -108,9 +109,7 @@ def process(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ if importlib.util.find_spec("vllm") is None:
 
 import local_models
 from local_models import ask, texts
+from ports import free_port
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, PromptTooLongError
 from mas_gym.internal.identity import identity_of
@@ -436,9 +436,7 @@ def test_critic_scores_equal_those_of_transformers(tmp_path: Path, monkeypatch: 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[str]:
     """vLLM's own server on loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--block-size", "32", "--dtype", "float32", *options]
