@@ -501,7 +501,7 @@ def test_nan_loss_stops_training_and_keeps_the_last_checkpoint(
 
 
 def test_non_finite_weights_are_not_saved(base: Path, data: RewardData, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"expected finite weights|expected a finite loss"):
+    with pytest.raises(TrainingError, match=r"expected (a finite loss|finite weights).*No checkpoint"):
         train(data, tmp_path / "c", base=str(base), **{**QUICK, "learning_rate": 1e30, "warmup": 0.0})
     assert not (tmp_path / "c" / "critic.json").exists()
 
