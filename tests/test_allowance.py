@@ -61,6 +61,8 @@ def test_run_budget_completes_the_searches_it_covers(concurrency: int, limit: in
     found = by_problem(plans)
     assert len(found) == expected and plans.usage.agent_calls <= limit
     assert (plans.stopped is None) == (expected == 24)
+    assert expected == 24 or f"budget of {limit} calls spent" in str(plans.stopped)
+    assert limit != 150 or ": 6 left" in str(plans.stopped)
     everything = by_problem(run("sc:3", 24))
     assert found.items() <= everything.items()
 

@@ -1,4 +1,4 @@
-"""Arithmetic: constant-time access, reproducible problems, disjoint splits, correct answers."""
+"""Generated tasks: constant-time access, reproducible problems, disjoint splits; correct answers of Arithmetic."""
 
 import pickle
 
@@ -12,12 +12,16 @@ from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
 from mas_gym.tasks.procedural import arithmetic
 from mas_gym.tasks.procedural.arithmetic import LEVELS, Arithmetic
-from mas_gym.tasks.procedural.generated import split_of
+from mas_gym.tasks.procedural.generated import SampledTask, split_of
+from mas_gym.tasks.procedural.ordering import Ordering
+
+KINDS = pytest.mark.parametrize("kind", [Arithmetic, Ordering])
 
 
+@KINDS
 @pytest.mark.parametrize("level", LEVELS)
-def test_same_index_gives_the_same_problem(level: int) -> None:
-    one, other = Arithmetic("test", difficulty=level), Arithmetic("test", difficulty=level)
+def test_same_index_gives_the_same_problem(kind: type[SampledTask], level: int) -> None:
+    one, other = kind("test", difficulty=level), kind("test", difficulty=level)
     far = len(one) - 1
     # a far index first: no problem depends on those before it
     assert other[far] == one[far]
@@ -50,12 +54,13 @@ def test_slices_are_tasks_with_indices_from_0() -> None:
         part[4]
 
 
+@KINDS
 @pytest.mark.parametrize("seed", [0, 1])
-def test_splits_are_disjoint_by_content(seed: int) -> None:
+def test_splits_are_disjoint_by_content(kind: type[SampledTask], seed: int) -> None:
     seen: dict[str, str] = {}
     for split in SPLITS:
         for level in LEVELS:
-            for problem in Arithmetic(split, seed=seed, difficulty=level)[:60]:
+            for problem in kind(split, seed=seed, difficulty=level)[:60]:
                 assert split_of(problem.question) == split
                 assert seen.setdefault(problem.question, split) == split
 
@@ -108,9 +113,12 @@ def test_misreadings_are_possible_in_many_problems() -> None:
         ({"grading": "lenient"}, "'strict', 'paper'"),
     ],
 )
-def test_invalid_argument_error_names_the_expected_values(arguments: dict[str, object], message: str) -> None:
+@KINDS
+def test_invalid_argument_error_names_the_expected_values(
+    kind: type[SampledTask], arguments: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        Arithmetic(**arguments)  # type: ignore[arg-type]
+        kind(**arguments)  # type: ignore[arg-type]
 
 
 @given(st.text(max_size=40))

@@ -27,7 +27,8 @@ SPECS = [
 
 def plans(planner: Any, budget: Budget | None, depth: int = 4, critic: Any = None, **options: Any) -> list[search.Plan]:
     options = {"mas": chain(depth), "policy": talker(), **options}
-    return list(search.run(planner, problems(3), critic=critic or HashCritic(), budget=budget, **options))
+    found = search.run(planner, problems(3), critic=critic or HashCritic(), budget=budget, **options)
+    return sorted(found, key=lambda plan: plan.problem_id)
 
 
 def equal_lengths(request: Any, seed: int) -> str:

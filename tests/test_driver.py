@@ -564,14 +564,11 @@ def test_ctrl_c_ends_a_wait_for_an_engine() -> None:
         name, max_concurrency = "stuck", 64
 
         async def sample_async(self, request: Any) -> Any:
-            if "Question 0:" not in request.messages[-1].content and "agent 0" in request.messages[0].content:
-                await asyncio.sleep(60)
-            return talker().sample([request])[0]
+            # Started here, so that the signal cannot come before the block that expects it.
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            await asyncio.sleep(60)
 
-    plans = run(SinglePass(), 3, policy=Stuck())
-    assert next(plans).problem_id == "toy/0"
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    plans = run(SinglePass(), 1, policy=Stuck())
     with pytest.raises(KeyboardInterrupt):
         next(plans)
     assert plans.stopped == "interrupted"
@@ -614,10 +611,15 @@ def test_budget_of_seconds_ends_a_waiting_search() -> None:
                 await asyncio.sleep(0.01)
             return talker().sample([request])[0]
 
-    plans = {p.problem_id: p for p in run(SinglePass(), 3, policy=Slow(), budget=Budget(seconds=0.5))}
-    release.set()
-    assert "budget of 0.5 seconds spent" in (plans["toy/1"].error or "")
-    assert plans["toy/0"].error is None and plans["toy/2"].error is None
+    # On a busy machine, the others may need more than the first budget.
+    for seconds in (0.5, 16.0):
+        release.clear()
+        plans = {p.problem_id: p for p in run(SinglePass(), 3, policy=Slow(), budget=Budget(seconds=seconds))}
+        release.set()
+        assert f"budget of {seconds:g} seconds spent" in (plans["toy/1"].error or "")
+        if plans["toy/0"].error is None is plans["toy/2"].error:
+            break
+    assert plans["toy/0"].error is None is plans["toy/2"].error
 
 
 def test_exactly_sufficient_budget_does_not_end_a_search() -> None:
@@ -642,7 +644,7 @@ def test_critic_threads_end_with_the_run() -> None:
     def alive() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name == "mas-gym-critic"]
 
-    until = time.monotonic() + 2.0
+    until = time.monotonic() + 60
     while alive() and time.monotonic() < until:
         time.sleep(0.01)
     assert not alive()

@@ -22,6 +22,7 @@ pytest.importorskip("fastapi", reason="the fastapi package is not installed")
 
 from fault_proxy import Fault, FaultProxy, proxied
 from loopback import hash_policy, make_app, serving
+from ports import free_port
 
 import mas_gym
 import search
@@ -108,9 +109,7 @@ def process(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 @pytest.mark.slow
@@ -124,7 +123,8 @@ def test_run_continues_after_a_server_restart(port: int, clean: dict[str, Any]) 
         finished: list[Plan] = []
         thread = threading.Thread(target=lambda: finished.extend(plans))
         thread.start()
-        time.sleep(20)
+        while policy.meter.faults.total() < 8:
+            time.sleep(0.1)
         assert thread.is_alive()
     with process(port):
         thread.join(100)

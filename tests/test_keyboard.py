@@ -6,7 +6,6 @@ import functools
 import http.server
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,8 +105,8 @@ def walk(page: Page) -> dict[int, str]:
         if focus["at"] in found or focus["at"] < 0:
             return found
         if not focus["seen"]:
-            # Its connections may still be closing.
-            time.sleep(0.4)
+            # What had focus before may still be closing.
+            page.until("document.getAnimations().length === 0")
             focus = page.js(AT_FOCUS)
         assert focus["ring"], f"no ring around {focus['name']}"
         assert focus["seen"], f"out of sight: {focus['name']}"

@@ -25,6 +25,7 @@ pytest.importorskip("fastapi", reason="the fastapi package is not installed")
 from fault_proxy import Fault, FaultProxy, proxied
 from local_models import ask, texts
 from loopback import hash_policy, make_app, serving
+from ports import free_port
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, PromptTooLongError
 from mas_gym.policies import load_policy
@@ -198,11 +199,10 @@ def test_unknown_model_ends_the_run_immediately(url: str) -> None:
 def test_unreachable_server_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    policy = policy_at(f"http://user:secret@127.0.0.1:{port}/v1", patience=0.5)
-    started = time.monotonic()
-    with pytest.raises(EngineUnavailableError, match=r"did not respond.*Start the server again") as caught:
-        ask(policy, [request()])
+        policy = policy_at(f"http://user:secret@127.0.0.1:{free.getsockname()[1]}/v1", patience=0.5)
+        started = time.monotonic()
+        with pytest.raises(EngineUnavailableError, match=r"did not respond.*Start the server again") as caught:
+            ask(policy, [request()])
     # All of its patience is used, however long the next pause would have been.
     assert "secret" not in str(caught.value) and time.monotonic() - started >= 0.5
     [warning] = [record.getMessage() for record in caplog.records if "up to 0.5 s" in record.message]
@@ -233,9 +233,7 @@ def test_server_without_replies_ends_the_run(url: str) -> None:
 
 
 def test_request_waits_until_the_server_is_reachable() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     async def run() -> SamplingReply:
         task = asyncio.create_task(policy_at(f"http://127.0.0.1:{port}/v1", patience=60).sample_async(request()))

@@ -621,7 +621,8 @@ def test_task_with_only_required_methods_has_all_attributes(made: object) -> Non
 @pytest.mark.parametrize("made", [Graded(THREE), DerivedTask(THREE)], ids=["adapted", "derived"])
 def test_search_and_environment_use_the_grading_of_a_minimal_task(made: Any) -> None:
     policy = ScriptedPolicy(lambda request, seed: "it is 1")
-    assert [plan.correct for plan in search.run("single", made, mas="single", policy=policy)] == [False, True, False]
+    plans = search.run("single", made, mas="single", policy=policy)
+    assert {plan.problem_id: plan.correct for plan in plans} == {"p0": False, "p1": True, "p2": False}
     env = mas_gym.MASEnv(made, mas="single")
     env.reset(options={"problem_id": "p1"})
     assert env.step(("it is 1", env.ALL))[1] == 1.0

@@ -254,12 +254,14 @@ def test_critic_transfer_to_other_agents_is_measured(lab: Lab) -> None:
     assert "a MASPRM of these agents over that of tiny" in text
 
 
-@pytest.mark.slow
-def test_critic_transfer_to_another_wording_is_measured(lab: Lab) -> None:
-    text = text_of(lab, wordings.run(lab))
-    assert len(figures(text, "MASPRM of retold-3")) == 3
-    assert_rivals(text, "arithmetic: ")
-    assert_rivals(text, "retold-3: ")
+@pytest.mark.parametrize(("task", "retold"), [("arithmetic", "retold-3"), ("stories-4", "retold-4")])
+def test_critic_is_transferred_to_a_wording_of_the_same_difficulty(
+    options: Options, monkeypatch: pytest.MonkeyPatch, task: str, retold: str
+) -> None:
+    partners: list[Setting] = []
+    monkeypatch.setattr(wordings, "transfer", lambda lab, page, partner, *leads: partners.append(partner))
+    lab = SmallLab(replace(options, task=task))
+    assert wordings.run(lab).name == "wordings" and partners == [lab.home._replace(task=retold)]
 
 
 @pytest.mark.slow

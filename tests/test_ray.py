@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -49,11 +49,15 @@ class Mortal(ScriptedPolicy):
         return "mortal"
 
 
-def make_policy(fatal: str = "", pause: float = 0.0) -> ScriptedPolicy:
-    """A policy that, once, ends its process in the middle of its work if ``fatal`` names a file."""
+def make_policy(fatal: str = "", held: Sequence[str] = ()) -> ScriptedPolicy:
+    """A policy that, once, ends its process in the middle of its work if ``fatal`` names a file.
+
+    It never answers about ``held`` questions.
+    """
 
     def script(request: Any, seed: int) -> str:
-        time.sleep(pause)
+        while any(question in message.content for question in held for message in request.messages):
+            time.sleep(1)
         if fatal and seed % 23 == 0 and not os.path.exists(fatal):
             Path(fatal).touch()
             os._exit(1)
@@ -180,7 +184,8 @@ DRIVER = """
 import functools, ray, sys
 import test_ray
 ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": sys.argv[2]}})
-list(test_ray.fleet_run(functools.partial(test_ray.make_policy, pause=0.02), store=sys.argv[3]))
+held = [problem.question for problem in test_ray.TASK[10:20]]
+list(test_ray.fleet_run(functools.partial(test_ray.make_policy, held=held), store=sys.argv[3]))
 """
 
 

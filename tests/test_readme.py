@@ -1,30 +1,18 @@
-"""The code and the commands of README.md, and those of the pages that continue it."""
+"""The code of README.md, and the commands of the index page."""
 
 import re
-import runpy
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-import mas_gym
-import search
 from mas_gym.cli import app
-from mas_gym.policies import load_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 README, INDEX = ROOT / "README.md", ROOT / "docs" / "index.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
-COMMANDS = [
-    line
-    for page in (README, INDEX, ROOT / "docs" / "start" / "first-critic.md")
-    for block in CONSOLE.findall(page.read_text(encoding="utf-8"))
-    for line in block.splitlines()
-    if line
-]
 
 
 def python_block(page: Path, mark: str) -> str:
@@ -44,39 +32,12 @@ def test_readme_environment_code_block_runs() -> None:
     assert names["reward"] == 0.0 and not names["terminated"]
 
 
-def test_environment_code_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, Any] = {}
-    exec(python_block(ROOT / "docs" / "howto" / "reinforcement-learning.md", "14 + 3*6"), names)
-    assert names["reward"] == 0.0
-    assert names["env"].unwrapped.clone_state() == names["snapshot"]
-
-
 @pytest.mark.slow
 def test_search_code_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(python_block(README, "search.run("), names)
     assert names["plan"].error is None and (tmp_path / "runs.db").is_file()
-
-
-def test_example_planner_makes_four_calls_per_turn() -> None:
-    greedy = runpy.run_path(str(ROOT / "examples" / "own_planner.py"))["Greedy"]
-    task = mas_gym.load_task("arithmetic", limit=2)
-    policy, critic = load_policy("tiny"), search.PolicyLikelihood()
-    plans = list(search.run(greedy(), task, mas="rpsv", policy=policy, critic=critic))
-    assert [plan.error for plan in plans] == [None, None]
-    assert all(plan.usage.agent_calls == 16 for plan in plans)
-
-
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("mas-gym ")])
-def test_readme_commands_are_valid(line: str) -> None:
-    words = shlex.split(line, comments=True)[1:]
-    command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
-    # Parsing fails for an unknown option or argument.
-    with command.make_context(line, words) as context:
-        assert context.params
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def request(seed: int, text: str = "Name a color.") -> SamplingRequest:
     return SamplingRequest(messages, (seed,), 16, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("planner", ["single", "sc:3", "mcts:3,2"])
+@pytest.mark.parametrize("planner", ["sc:3", "mcts:3,2"])
 def test_planner_finishes_on_a_real_server(spec: str, planner: str) -> None:
     critic = load_critic("policy-likelihood") if planner.startswith("mcts") else None
     plans = list(search.run(planner, TASK, mas="rpsv", policy=load_policy(spec), critic=critic, sampling=SHORT))

@@ -123,10 +123,11 @@ def simulated(problems: int, seeds: int, *rates: float, runs: int = 1000) -> lis
     """Return the differences of two planners with these rates of right answers, in repeated runs."""
     rng = np.random.default_rng(0)
 
-    def answers(rate: float) -> dict[str, float]:
-        return {str(i): float(right) for i, right in enumerate(rng.binomial(seeds, rate, problems) / seeds)}
+    def answers(rate: float) -> Any:
+        return rng.binomial(seeds, rate, problems) / seeds
 
-    return [paired_difference(answers(rates[0]), answers(rates[1])) for _ in range(runs)]
+    gaps = [answers(rates[0]) - answers(rates[1]) for _ in range(runs)]
+    return [Difference(gap.mean(), *mean_interval(gap, -1.0, 1.0), problems) for gap in gaps]
 
 
 @pytest.mark.parametrize("problems", [2, 5, 10, 20, 100])

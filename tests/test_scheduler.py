@@ -376,12 +376,6 @@ def test_closing_ends_open_and_waiting_searches() -> None:
             scheduler.submit(problems(1)[0]).result(30)
 
 
-def test_exhausted_run_budget_ends_the_run() -> None:
-    options: dict[str, Any] = {"run_budget": Budget(calls=10), "concurrency": 1}
-    run = search.run(SinglePass(), problems(5), mas=RPSV, policy=talker(), **options)
-    assert len(list(run)) == 2 and str(run.stopped).startswith("budget of 10 calls spent: 2 left")
-
-
 def test_run_works_inside_a_running_event_loop(tmp_path: Path) -> None:
     async def cell() -> dict[str, Any]:
         return expected(MCTS(6, 2), 8, store=tmp_path / "runs.db")

@@ -359,9 +359,10 @@ def test_ctrl_c_during_a_lock_wait_leaves_no_open_transaction(tmp_path: Path) ->
 
     waiting = sqlite3.connect(path, isolation_level=None)
     timer = threading.Timer(0.2, interrupt)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt), transaction(waiting):
-        time.sleep(5)
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        with transaction(waiting):
+            time.sleep(5)
     timer.join()
     assert not waiting.in_transaction
     waiting.close()

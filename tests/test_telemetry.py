@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import threading
 import time
 import urllib.request
@@ -15,6 +14,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
+from ports import free_port
 from search_worlds import HashCritic, chain, problems, talker
 from typer.testing import CliRunner
 
@@ -27,9 +27,7 @@ from search.service import telemetry
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ def served(app: Any) -> Iterator[str]:
     thread.join()
 
 
+@pytest.mark.frameworks
 @needs("openenv", "openenv-core")
 def test_credit_from_openenv_client_rewards_equals_the_credit_of_plans(batch: list[search.Plan]) -> None:
     from openenv.core.env_server import create_fastapi_app

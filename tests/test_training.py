@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def test_distributed_training_from_the_command_line_divides_the_batches_among_pr
     for setting in ("epochs=1", "batch_size=16", "max_tokens=512"):
         words += ["--set", setting]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, "-m", "mas_gym.cli", *words], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([*torchrun, "-m", "mas_gym.cli", *words], capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("Saved to") == 1
     # The anchor of the loss uses every labeled state.
@@ -445,16 +444,15 @@ def test_killed_training_resumes_with_the_same_result(
 ) -> None:
     out = tmp_path / "masprm"
     code = (
-        "import sys; from grove import grove; from rewardmodels import collect, train\n"
+        "import os, signal, sys; from grove import grove; from rewardmodels import collect, train\n"
+        "from rewardmodels.training.checkpoints import Curves\n"
+        # It ends itself after its first checkpoint: from outside, it may have finished before it is killed.
+        "Curves.on_save = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"train(collect(grove(), 'pairs'), sys.argv[1], base=sys.argv[2], **{QUICK!r})"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    child = subprocess.Popen([sys.executable, "-c", code, str(out), str(base)], env=environment, stderr=subprocess.PIPE)
-    while child.poll() is None and not list((out / "checkpoints").glob("checkpoint-*/model.safetensors")):
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
-    assert child.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    done = subprocess.run([sys.executable, "-c", code, str(out), str(base)], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     train(data, out, base=str(base), **QUICK)
     resumed, whole = weights(out), weights(trained.folder)
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
@@ -503,7 +501,7 @@ def test_nan_loss_stops_training_and_keeps_the_last_checkpoint(
 
 
 def test_non_finite_weights_are_not_saved(base: Path, data: RewardData, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"expected finite weights|expected a finite loss"):
+    with pytest.raises(TrainingError, match=r"expected (a finite loss|finite weights).*No checkpoint"):
         train(data, tmp_path / "c", base=str(base), **{**QUICK, "learning_rate": 1e30, "warmup": 0.0})
     assert not (tmp_path / "c" / "critic.json").exists()
 

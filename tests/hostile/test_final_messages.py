@@ -58,12 +58,12 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def seconds(use: Use, text: str, tries: int) -> float:
-    """Return the shortest of several runs, which other processes do not lengthen."""
+    """Return the CPU time of the shortest of several runs."""
     best = 1e9
     for _ in range(tries):
-        start = time.perf_counter()
+        start = time.thread_time()
         use.run(text)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
         if best < NEGLIGIBLE:
             break
     return best
@@ -178,22 +178,19 @@ def sentence(rng: random.Random) -> str:
 def test_natural_sentences_are_graded_in_bounded_time() -> None:
     rng = random.Random(8)
     sentences = [sentence(rng) for _ in range(SENTENCES)]
-    slow = []
-    for text in sentences:
-        start = time.perf_counter()
-        for problem in PROBLEMS.values():
-            extract_answer(problem, text)
-        normalize_expression(text)
-        if time.perf_counter() - start > 0.05:
-            slow.append(text)
-    # a check that was slow because of another process is fast a second time
-    for text in slow:
+
+    def took(text: str) -> float:
         normalize_expression.cache_clear()
         start = time.thread_time()
         for problem in PROBLEMS.values():
             extract_answer(problem, text)
         normalize_expression(text)
-        assert time.thread_time() - start <= 0.05, text
+        return time.thread_time() - start
+
+    times = [took(text) for text in sentences]
+    longest = 40 * sorted(times)[SENTENCES // 2]
+    # Twice, as a collection of garbage may fall into one measurement.
+    assert not [text for text, first in zip(sentences, times, strict=True) if first > longest < took(text)]
 
 
 # ---------------------------------------------------------------------- never an exception
@@ -234,12 +231,10 @@ def test_comparison_is_bounded_in_time_on_any_thread() -> None:
     given = ",".join(f"(a+b+c+d+f+g+k)^{{{15 + number}}}" for number in range(2))
     verdicts = []
     thread = threading.Thread(target=lambda: verdicts.append(compare_expressions(right, given)))
-    start = time.perf_counter()
     thread.start()
-    thread.join(120)
+    # 2 CPU seconds, on a machine that may be busy
+    thread.join(60)
     assert verdicts == ["timed out"]
-    # at most two questions of 2 CPU seconds each, on a machine that may be busy
-    assert time.perf_counter() - start < 60
 
 
 @pytest.mark.parametrize("power", ["10^{300}", "1e300", "10^{301}", "1e999", "9^{999}", "1e-300", "0." + "3" * 120])

@@ -123,12 +123,16 @@ def test_hanging_program_is_ended_without_affecting_others() -> None:
     def blocks(question: str, client: OpenAI) -> str:
         in_a_thread("q", client)
         if question == "Question 0?":
-            threading.Event().wait(3)
+            threading.Event().wait(3 * limit)
         return "1"
 
     for solve in (waits, spins, blocks):
-        hung, fine = searched(program_of(solve, timeout=1), "single")
-        failed_with([hung], "for 1 seconds")
+        # On a busy machine, a short limit also ends the others.
+        for limit in (1, 8, 64):
+            hung, fine = searched(program_of(solve, timeout=limit), "single")
+            if hung.error is None and fine.correct:
+                break
+        failed_with([hung], f"for {limit} seconds")
         assert fine.correct
 
 
@@ -155,11 +159,14 @@ def test_program_that_blocks_the_loop_is_ended_without_affecting_others(in_a_tas
 def test_time_limit_excludes_time_of_other_programs() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         # All begin before any of them calls.
-        time.sleep(0.25)
+        time.sleep(limit / 4)
         return await ask(client)
 
-    plans = searched(program_of(solve, timeout=1), "single", count=10)
-    assert not any(plan.error or "failed" in str(plan.text) for plan in plans)
+    for limit in (1, 8):
+        plans = searched(program_of(solve, timeout=limit), "single", count=10)
+        if not (failed := [plan for plan in plans if plan.error or "failed" in str(plan.text)]):
+            break
+    assert not failed
 
 
 def test_program_that_exceeds_max_calls_is_ended() -> None:
@@ -202,7 +209,7 @@ def test_cancelled_and_late_calls_do_not_fail_the_program() -> None:
 
     assert all(plan.correct for plan in searched(program_of(solve)))
     assert all(plan.correct for plan in searched(program_of(after), "single"))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(late) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert late and set(late) <= {"ProgramStopped", "NotFoundError", "SystemExit"}
@@ -346,7 +353,7 @@ def test_command_that_cannot_start_is_reported() -> None:
 
 
 def _children() -> list[str]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         listed = subprocess.run(
             ["ps", "-o", "pid=,stat=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
@@ -463,7 +470,7 @@ def test_searches_leave_no_threads_tasks_or_files(kind: str, tmp_path: Path, ser
                      program=program, policy=policy(), concurrency=3)  # fmt: skip
     next(run)
     run.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(after > before[name] for name, after in held().items()) and time.monotonic() < deadline:
         time.sleep(0.05)
     after = held()
@@ -505,13 +512,13 @@ def test_gateway_closes_connections_of_ended_programs(monkeypatch: Any) -> None:
     with closing(program_of(solve).open()) as runner:
         first = ProgramSession(runner, "Question 0?")
         root = first.extend(None).result()
-        slow = socket.create_connection(("127.0.0.1", kept[0].base_url.port), 5)
+        slow = socket.create_connection(("127.0.0.1", kept[0].base_url.port), 60)
         time.sleep(0.2)
         before = held()["files"]
         for i in range(1, 5):
             session = ProgramSession(runner, f"Question {i}?")
             session.extend(session.extend(None).result(), "1").result()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while held()["files"] > before + 4 and time.monotonic() < deadline:
             time.sleep(0.05)
         # Only their own ends remain, and the connection of the program that still waits for a reply.
@@ -532,7 +539,7 @@ def test_connection_during_gateway_shutdown_leaves_no_error_or_task(turns: int) 
         server = http_server.Server(Gateway())
         await server.start()
         # Between its arrival and its first request a connection goes through several turns of the loop.
-        with socket.create_connection(("127.0.0.1", server.port), 5):
+        with socket.create_connection(("127.0.0.1", server.port), 60):
             for _ in range(turns):
                 await asyncio.sleep(0)
             await server.close()
@@ -564,7 +571,7 @@ def test_concurrent_searches_give_the_same_plans_as_separate_searches(shapes: li
             if way == "raw":
                 raw = await client.chat.completions.with_raw_response.create(model="m", messages=messages)
                 return str(raw.parse().choices[0].message.content)
-            own = client.with_options(timeout=9) if way == "copy" else client
+            own = client.with_options(timeout=60) if way == "copy" else client
             return str((await own.chat.completions.create(model="m", messages=messages)).choices[0].message.content)
 
         if at_once:
@@ -596,7 +603,7 @@ def test_gateway_requires_the_token_and_key_of_each_program() -> None:
         messages: Any = [{"role": "user", "content": question}]
         if len(seen) == 2:
             go.set()
-        go.wait(5)
+        go.wait(60)
         other = next(url for name, url in seen.items() if name != question)
         for url, key in ((base_url, "wrong"), (other, api_key), (base_url.replace("/v1", "x/v1"), api_key)):
             try:
@@ -669,12 +676,12 @@ def waiting_program(key: bool = False) -> Iterator[tuple[str, int]]:
 def test_gateway_survives_input_that_is_not_http(sent: bytes) -> None:
     with waiting_program() as (token, port):
         # A client that still sends may see a reset instead of the reply.
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as peer:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 60) as peer:
             peer.sendall(sent)
             peer.shutdown(socket.SHUT_WR)
             reply = b"".join(iter(lambda: peer.recv(4096), b""))
             assert reply == b"" or reply.startswith(b"HTTP/1.1 4")
-        with socket.create_connection(("127.0.0.1", port), 5) as peer:
+        with socket.create_connection(("127.0.0.1", port), 60) as peer:
             peer.sendall(f"GET /{token}/v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
             assert b"200 OK" in b"".join(iter(lambda: peer.recv(4096), b""))
 
@@ -684,7 +691,7 @@ def test_gateway_answers_strangers_before_their_body(key: str) -> None:
     with waiting_program(key=True) as (known, port):
         for token in (known, "x"):
             head = f"POST /{token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: 1000\r\n\r\n"
-            with socket.create_connection(("127.0.0.1", port), 5) as peer:
+            with socket.create_connection(("127.0.0.1", port), 60) as peer:
                 peer.sendall(head.encode())
                 status = peer.recv(4096).split()[1]
             assert status == (b"401" if token == known else b"404")

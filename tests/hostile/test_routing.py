@@ -1,7 +1,5 @@
 """Messages that attack the reading of recipients: it takes time linear in the message and never misleads a reader."""
 
-import time
-
 import pytest
 
 from mas_gym import Dynamics, load_mas
@@ -9,9 +7,9 @@ from mas_gym.envs.env import MASEnv
 from mas_gym.errors import ConfigError
 from mas_gym.systems.recipient_names import current_answer, folded, named_recipient
 from mas_gym.tasks import Problem, ProblemTask
+from tests.hostile.growth import assert_linear
 
 SIZE = 1_000_000
-SECONDS = 2.0
 UNITS = [
     *("->", "-", "\u2192", "-> a ", "->\n", "RECIPIENT:\n", "RECIPIENT ", "RECIPIENT", "RECIPIEN:\n", ":", ":\n", " "),
     *("CURRENT ANSWER:\n", "CURRENT ANSWER ", "*" * 40 + ":\n", "\n", "\r", "\u2028", "\x00", "\ud800", "\u202e"),
@@ -21,18 +19,20 @@ UNITS = [
 
 @pytest.mark.parametrize("unit", UNITS, ids=ascii)
 def test_long_messages_are_routed_in_linear_time(unit: str) -> None:
-    text = unit * (SIZE // len(unit))
-    begin = time.process_time()
-    for flood in (text, text + "x", "RECIPIENT: " + text, text + "\nRECIPIENT: Critic"):
-        folded(named_recipient(flood) or "")
-        current_answer(flood)
-    assert time.process_time() - begin < SECONDS
+    def route(size: int) -> None:
+        text = unit * (size // len(unit))
+        for flood in (text, text + "x", "RECIPIENT: " + text, text + "\nRECIPIENT: Critic"):
+            folded(named_recipient(flood) or "")
+            current_answer(flood)
+
+    assert_linear(route, SIZE)
 
 
-def test_first_of_many_recipient_fields_is_used() -> None:
-    begin = time.process_time()
-    assert named_recipient("RECIPIENT: Critic\n" + "RECIPIENT: Solver\n" * 1_000_000) == "Critic"
-    assert time.process_time() - begin < SECONDS
+def test_first_of_many_recipient_fields_is_found_in_linear_time() -> None:
+    def find(fields: int) -> None:
+        assert named_recipient("RECIPIENT: Critic\n" + "RECIPIENT: Solver\n" * fields) == "Critic"
+
+    assert_linear(find, 1_000_000)
 
 
 NAMES = ["\x1b[2JCritic\x07", "\u202ecitirC", "Critic\x00Solver", "\ud800", "Cr\u0456tic", "a" * SIZE]

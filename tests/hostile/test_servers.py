@@ -242,16 +242,23 @@ def ask(agent: OpenAIPolicy) -> SamplingReply:
     return asyncio.run(agent.sample_async(REQUEST))
 
 
+def refusal(agent: OpenAIPolicy, within: float) -> str:
+    """Return the error of a request that fails within these seconds; one of three may meet a pause of the machine."""
+    for _ in range(3):
+        started = time.monotonic()
+        with pytest.raises(PolicyError) as caught:
+            ask(agent)
+        if time.monotonic() - started < within:
+            return str(caught.value)
+    raise AssertionError(f"three requests took longer than {within} s")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_bad_reply_raises_typed_error_in_bounded_time(place: tuple[Server, str], mode: str) -> None:
     server, url = place
     server.mode = MODES[mode]
     agent = policy(url)
-    started = time.monotonic()
-    with pytest.raises(PolicyError) as caught:
-        ask(agent)
-    assert time.monotonic() - started < 3.0
-    message = str(caught.value)
+    message = refusal(agent, within=3.0)
     assert message.isprintable() and len(message) < 1500
     assert agent.meter.generated_tokens <= MOST_TOKENS and agent.meter.prompt_tokens <= MOST_TOKENS
 
@@ -279,7 +286,7 @@ def test_too_long_reply_is_rejected_before_the_timeout(
 def test_unusual_valid_reply_is_used(place: tuple[Server, str], mode: str) -> None:
     server, url = place
     server.mode = SOUND_MODES[mode]
-    [sample] = ask(policy(url, timeout=5.0)).samples
+    [sample] = ask(policy(url, timeout=60.0)).samples
     assert sample.text == "hi" and sample.tokens in (0, 1, 2)
 
 
@@ -295,13 +302,11 @@ def test_retry_after_is_respected_up_to_patience(place: tuple[Server, str], stat
 
     server.mode = turn
     started = time.monotonic()
-    assert ask(policy(url, timeout=5.0, patience=5.0, max_attempts=2)).samples[0].text == "hi"
+    assert ask(policy(url, timeout=60.0, patience=5.0, max_attempts=2)).samples[0].text == "hi"
     assert time.monotonic() - started >= 0.3
     server.mode = waiting(status, "6")
-    started = time.monotonic()
-    with pytest.raises(PolicyError, match=r"6 s\b.*patience is 5 s"):
-        ask(policy(url, timeout=5.0, patience=5.0, max_attempts=10))
-    assert time.monotonic() - started < 2.0
+    agent = policy(url, timeout=60.0, patience=5.0, max_attempts=10)
+    assert re.search(r"6 s\b.*patience is 5 s", refusal(agent, within=2.0))
 
 
 def test_reply_with_one_invalid_number_is_retried(place: tuple[Server, str]) -> None:
@@ -313,7 +318,7 @@ def test_reply_with_one_invalid_number_is_retried(place: tuple[Server, str]) -> 
             yield chunk
 
     server.mode = turn
-    agent = policy(url, timeout=5.0, patience=5.0, max_attempts=3)
+    agent = policy(url, timeout=60.0, patience=5.0, max_attempts=3)
     [sample] = ask(agent).samples
     assert (sample.text, sample.tokens, sample.logprob) == ("hi", 2, -1.0)
     assert agent.meter.faults == {"bad reply": 2} and agent.meter.generated_tokens == 2
@@ -324,7 +329,7 @@ def test_redirects_are_not_followed_and_end_the_run(place: tuple[Server, str], m
     server, url = place
     server.mode, server.posts = MODES[mode], 0
     with pytest.raises(EngineUnavailableError, match="edirect"):
-        ask(policy(url, max_attempts=5))
+        ask(policy(url, timeout=60.0, max_attempts=5))
     assert server.posts == 1
 
 
@@ -340,7 +345,7 @@ def test_request_that_the_server_keeps_rejecting_fails(place: tuple[Server, str]
 
     server.mode, server.posts = turn, 0
     with pytest.raises(PolicyError, match="rejected"):
-        ask(policy(url))
+        ask(policy(url, timeout=60.0))
     assert server.posts <= 20
 
 
