@@ -6,10 +6,9 @@ be listed one by one, and its shared-memory reader always returns the first valu
 
 from __future__ import annotations
 
-import marshal
 import multiprocessing as mp
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_uint8
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -60,8 +59,6 @@ class Unicode(Space[str]):
         seed: Seed of the sampling generator.
     """
 
-    smallest = ""
-
     def __init__(self, max_bytes: int = 65_536, seed: int | None = None) -> None:
         """Build the space; nothing is allocated."""
         self.max_bytes = whole_number("max_bytes", max_bytes, at_least=0)
@@ -92,6 +89,18 @@ class Unicode(Space[str]):
             text.append(character)
         return "".join(text)
 
+    def encode(self, value: str) -> bytes:
+        """Return the shared-memory form of a text."""
+        return value.encode("utf-8", "surrogatepass")
+
+    def decode(self, raw: bytes) -> str:
+        """Return the text from its shared-memory form."""
+        return raw.decode("utf-8", "surrogatepass")
+
+    def empty(self) -> str:
+        """Return the smallest element."""
+        return ""
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Unicode) and self.max_bytes == other.max_bytes
 
@@ -115,8 +124,6 @@ class Records(Space[tuple[Record, ...]]):
         max_bytes: Maximum size of all texts together, in bytes of UTF-8.
         seed: Seed of the sampling generator.
     """
-
-    smallest: tuple[Record, ...] = ()
 
     def __init__(
         self,
@@ -178,6 +185,35 @@ class Records(Space[tuple[Record, ...]]):
         """Return samples from nested lists."""
         return [tuple(self.record(*row) for row in rows) for rows in sample_n]
 
+    def encode(self, value: tuple[Record, ...]) -> bytes:
+        """Return the shared-memory form of a tuple: integers and text lengths, then the texts."""
+        texts = [[v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in row] for row in value]
+        header = [v if isinstance(v, int) else len(v) for row in texts for v in row]
+        body = b"".join(v for row in texts for v in row if isinstance(v, bytes))
+        return struct.pack(f"<{len(header) + 1}q", len(value), *header) + body
+
+    def decode(self, raw: bytes) -> tuple[Record, ...]:
+        """Return the tuple from its shared-memory form."""
+        (rows,) = struct.unpack_from("<q", raw)
+        width = len(self.fields)
+        header = struct.unpack_from(f"<{rows * width}q", raw, 8)
+        at = 8 * (1 + rows * width)
+        records = []
+        for i in range(rows):
+            row: list[str | int] = []
+            for limit, number in zip(self.fields, header[i * width : (i + 1) * width], strict=True):
+                if limit is None:
+                    row.append(raw[at : at + number].decode("utf-8", "surrogatepass"))
+                    at += number
+                else:
+                    row.append(number)
+            records.append(self.record(*row))
+        return tuple(records)
+
+    def empty(self) -> tuple[Record, ...]:
+        """Return the smallest element."""
+        return ()
+
     def __eq__(self, other: object) -> bool:
         """Compare the record types and limits."""
         return isinstance(other, Records) and self._key() == other._key()
@@ -198,9 +234,8 @@ TextSpace = Unicode | Records
 
 def _slot_bytes(space: TextSpace) -> int:
     """Return the size of one environment's slot: the length field and the largest encoding."""
-    # `marshal` puts up to 5 bytes before a text, a list and an integer.
-    parts = space.max_rows * (1 + len(space.fields)) if isinstance(space, Records) else 0
-    return 8 + 5 * (2 + parts) + space.max_bytes
+    header = 8 * (1 + space.max_rows * len(space.fields)) if isinstance(space, Records) else 0
+    return 8 + header + space.max_bytes
 
 
 class SharedBatch(Sequence[str | tuple[Record, ...]]):
@@ -225,8 +260,10 @@ class SharedBatch(Sequence[str | tuple[Record, ...]]):
         view = memoryview(self._memory.get_obj()).cast("B")
         start = (index % self._n) * size
         (length,) = struct.unpack_from("<q", view, start)
-        raw = view[start + 8 : start + 8 + length]
-        return self._space.from_jsonable(marshal.loads(raw))[0] if length else self._space.smallest
+        return self._space.decode(bytes(view[start + 8 : start + 8 + length])) if length else self._space.empty()
+
+    def __iter__(self) -> Iterator[str | tuple[Record, ...]]:
+        return (self[i] for i in range(self._n))
 
     def __deepcopy__(self, memo: dict[int, object]) -> tuple[str | tuple[Record, ...], ...]:
         """Return the current values, because vector environments return deep copies of their observations."""
@@ -267,7 +304,7 @@ def _read_shared(space: TextSpace, shared_memory: SynchronizedArray[c_uint8], n:
 @write_to_shared_memory.register(Unicode)
 @write_to_shared_memory.register(Records)
 def _write_shared(space: TextSpace, index: int, value: Any, shared_memory: SynchronizedArray[c_uint8]) -> None:
-    raw = marshal.dumps(space.to_jsonable([value]))
+    raw = space.encode(value)
     size = _slot_bytes(space)
     if len(raw) + 8 > size:
         raise DataError(f"expected a value that fits {space!r}, got {len(raw)} bytes; use a larger max_bytes")
@@ -282,4 +319,4 @@ def _write_shared(space: TextSpace, index: int, value: Any, shared_memory: Synch
 def _create_empty(
     space: TextSpace, n: int = 1, fn: Callable[..., object] | None = None
 ) -> tuple[str | tuple[Record, ...], ...]:
-    return (space.smallest,) * n
+    return tuple(space.empty() for _ in range(n))

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
+import importlib.util
 import os
 import re
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from mas_gym.errors import DataNotFoundError, UserCodeError
 
 _LIBRARY = ("mas_gym", "search", "rewardmodels")
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs the given source and ignores bytecode, which may be stale if an edited file has the same size and mtime."""
+
+    def __init__(self, name: str, path: Path, content: bytes) -> None:
+        super().__init__(name, str(path))
+        self._content = content
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._content, self.path)
 
 
 def import_file(what: str, file: Path) -> ModuleType:
@@ -36,11 +49,11 @@ def import_file(what: str, file: Path) -> ModuleType:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__ = str(path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, path, content))
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        # Bytecode is ignored, which may be stale if an edited file has the same size and mtime.
-        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
+        spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception):

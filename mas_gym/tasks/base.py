@@ -121,7 +121,7 @@ class Grade(_Grade):
 
 def _count(name: str, value: object) -> int:
     # NumPy's integers are counts too.
-    number = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else -1
+    number = index(value) if has_method(value, "__index__") and not isinstance(value, bool) else -1  # type: ignore[arg-type]
     if not 0 <= number <= MAX_TOKENS:
         raise ConfigError(
             f"Grade: expected {name} to be an int from 0 to {MAX_TOKENS:,}, got {shown(value)}; leave it out if unknown"

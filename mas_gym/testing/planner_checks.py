@@ -78,8 +78,9 @@ def check_planner(
     findings.settle()
 
 
-def _candidates(plan: object) -> Sequence[Any]:
-    found: Sequence[Any] = getattr(plan, "candidates", ())
+def _candidates(plan: object) -> Sequence[Any] | None:
+    """Return the candidates of a plan; None if the object is none."""
+    found: Sequence[Any] | None = getattr(plan, "candidates", None)
     return found
 
 
@@ -121,7 +122,7 @@ class _Search:
 
     def outcome(self) -> list[str]:
         """Return the candidates of the plan, for comparison."""
-        return [candidate.state.digest.hex() for candidate in _candidates(self.plan)]
+        return [candidate.state.digest.hex() for candidate in _candidates(self.plan) or ()]
 
     def spend(self) -> object:
         """Raise `BudgetError` in the search; return its plan or the error that it propagated.
@@ -188,7 +189,7 @@ class _Search:
         return random.Random(f"{self.seed} {what} {state.digest.hex()}").uniform(-1.0, 1.0)
 
     def _check_plan(self) -> None:
-        candidates = _candidates(self.plan)
+        candidates = _candidates(self.plan) or ()
         returned = shown(self.plan)
         if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
             return
@@ -243,7 +244,7 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
         if search.over:
             continue
         ended = search.spend()
-        stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
+        stopped = isinstance(ended, BudgetError) or _candidates(ended) is not None
         findings.expect(
             stopped,
             "it continued after BudgetError: return the best plan so far, completing one path with single messages "
