@@ -236,7 +236,10 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
 
 def _plain(values: Any) -> Any:
     """Return an array or tensor of any library as lists of numbers, or as one number."""
-    return values.tolist() if has_method(values, "tolist") else values
+    try:
+        return values.tolist()
+    except AttributeError:
+        return values
 
 
 def _number(value: object) -> float:

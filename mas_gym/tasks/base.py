@@ -119,9 +119,12 @@ class Grade(_Grade):
         return super().__new__(cls, bool(correct), extracted, reason, *counts)
 
 
-def _count(name: str, value: object) -> int:
-    # NumPy's integers are counts too.
-    number = index(value) if has_method(value, "__index__") and not isinstance(value, bool) else -1  # type: ignore[arg-type]
+def _count(name: str, value: Any) -> int:
+    try:
+        # NumPy's integers are counts too.
+        number = -1 if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = -1
     if not 0 <= number <= MAX_TOKENS:
         raise ConfigError(
             f"Grade: expected {name} to be an int from 0 to {MAX_TOKENS:,}, got {shown(value)}; leave it out if unknown"
