@@ -53,7 +53,7 @@ def card_tail(figures: str, trees: int, problems: int) -> str:
         f"The agents are the bundled model (SHA-256 of its weights {agents_digest()}). The critic's weights are stored "
         "in float16.",
         "",
-        f"Searches of {problems} dev problems:",
+        f"Searches of {problems} dev problems, seed {SEED}:",
         "",
         figures,
         "",

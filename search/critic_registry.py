@@ -43,14 +43,6 @@ CALIBRATED = "calibrated.json"
 MEMBERS = "folders of critics and recorded:STORE inside the folder, and names of registered critics without arguments"
 """The members that a combination's file may name."""
 _COMBINED: dict[str, type[Combination]] = {"ensemble": Ensemble, "vote": Vote}
-_PLAIN: dict[str, type[Critic]] = {
-    "policy-likelihood": PolicyLikelihood,
-    "constant": ConstantCritic,
-    "uncertainty": Uncertainty,
-    "agreement": Agreement,
-    "random": RandomCritic,
-}
-"""Critics whose argument is their settings."""
 
 
 def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
@@ -88,7 +80,7 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
         members = map(str.strip, str(parsed).partition(":")[2].split(","))
         return _COMBINED[parsed.name]([load_critic(member, lazy=lazy, **options) for member in members if member])
     loader = CRITICS.find(parsed)
-    args, written = parsed.settings() if loader in _PLAIN.values() else CRITICS.arguments(parsed)
+    args, written = CRITICS.arguments(parsed)
     options = {**written, **options}
     if not parsed.file:
         loader, args = _resolved(parsed, loader, args, options)
@@ -175,6 +167,33 @@ def _class_of(loader: Loader) -> Callable[..., Any]:
     return made if inspect.isclass(made) else loader
 
 
+def _likelihood(argument: str) -> PolicyLikelihood:
+    """The sigmoid of a message's mean token log-probability."""
+    if argument:
+        raise ConfigError(f"policy-likelihood takes no argument, got {argument!r}")
+    return PolicyLikelihood()
+
+
+def _constant(argument: str) -> ConstantCritic:
+    """The same value for every state."""
+    try:
+        return ConstantCritic(float(argument or "0"))
+    except ValueError as error:
+        raise ConfigError(f'expected a finite number, as in "constant:0.5", got {argument!r}') from error
+
+
+def _uncertainty(argument: str) -> Uncertainty:
+    """The agent's certainty about its message."""
+    return Uncertainty(argument or "entropy")
+
+
+def _agreement(argument: str) -> Agreement:
+    """The share of the search's leaves that agree with a state's answer."""
+    if argument:
+        raise ConfigError(f"agreement takes no argument, got {argument!r}")
+    return Agreement()
+
+
 def _calibrated(argument: str) -> Calibrated:
     """A combination of critics fitted by ``mas-gym train calibrated``."""
     folder = Path(argument).expanduser()
@@ -215,14 +234,26 @@ def is_plain_critic(text: str) -> bool:
     return text in CRITICS and text not in (_FOLDER.name, *_OWN_FILES, "recorded", "hub")
 
 
+def _random(argument: str) -> RandomCritic:
+    """A random value per state, from a seed."""
+    try:
+        return RandomCritic(int(argument or "0"))
+    except ValueError as error:
+        raise ConfigError(f'expected an integer, as in "random:7", got {argument!r}') from error
+
+
 CRITICS = Registry(
     "critic",
     "mas_gym.critics",
     {
-        **_PLAIN,
+        "policy-likelihood": _likelihood,
+        "constant": _constant,
         **_COMBINED,
         "recorded": "search.store.recorded_critic:RecordedCritic",
         "calibrated": _calibrated,
+        "uncertainty": _uncertainty,
+        "agreement": _agreement,
+        "random": _random,
     },
     settings=False,
 )

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 import mas_gym
 import search
 from mas_gym import tiny
-from mas_gym.errors import ConfigError, DataError
+from mas_gym.errors import ConfigError, DataError, TrainingError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
 from mas_gym.policies.token_traces import traced, traces_folder
@@ -221,6 +221,12 @@ def test_resumed_training_gives_the_same_weights(
     train_agents(samples, tmp_path / "a", "grpo", device="cpu", log=lines.append, **QUICK)
     assert any("checkpoint-" in line for line in lines)
     assert same(tmp_path / "a", trained.folders["*"])
+
+
+def test_nan_loss_stops_training(samples: list[CreditedSample], tmp_path: Path) -> None:
+    broken = [one._replace(advantage=math.nan) for one in samples]
+    with pytest.raises(TrainingError, match=r"loss, got nan.*No checkpoint"):
+        train_agents(broken, tmp_path, "grpo", device="cpu", **QUICK)
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])

@@ -379,7 +379,7 @@ def test_ensemble_score_is_the_mean(folders: dict[str, Path]) -> None:
         ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
         ("constant:high", ConfigError, "expected a finite number"),
         ("constant:nan", ConfigError, "finite"),
-        ("policy-likelihood:x", ConfigError, "takes no options"),
+        ("policy-likelihood:x", ConfigError, "takes no argument"),
         ("tiny-masprm:x", ConfigError, "takes no argument"),
     ],
 )

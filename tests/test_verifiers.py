@@ -146,7 +146,7 @@ def test_agreement_is_the_share_of_equal_answers() -> None:
 def test_agreement_critic_requires_a_search() -> None:
     with pytest.raises(CriticError, match="agreement"):
         Agreement().score([ScoringContext(state_of("a", "b", "c", "d"), RPSV, None)])
-    with pytest.raises(ConfigError, match="no options"):
+    with pytest.raises(ConfigError, match="no argument"):
         load_critic("agreement:x")
 
 

@@ -152,7 +152,8 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     import fcntl
 
     try:
-        number = os.open(path, os.O_RDONLY)
+        # Some network file systems lock only files that are open for writing.
+        number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     except FileNotFoundError:
         yield False
         return

@@ -217,7 +217,7 @@ class Execution:
         tape: Tape,
         world: World | None = None,
     ) -> None:
-        """Prepare an execution with at most ``limits[0]`` calls; it is hung after ``limits[1]`` seconds without a call.
+        """Prepare an execution; ``limits`` are its number of calls, and the seconds after which it counts as hung.
 
         ``report`` is called once per decision, with the outcome or a `DivergenceError`, on any thread.
         """

@@ -6,8 +6,7 @@ import json
 import pickle
 import random
 from collections.abc import Generator, Iterable, Sequence
-from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -21,6 +20,13 @@ from mas_gym.testing.shared_checks import QUESTION, Findings, addressed, check_s
 
 _MAX_ROUNDS = 100_000
 """Rounds of requests after which a search counts as endless."""
+
+
+class _Tag(NamedTuple):
+    """The only tag at a state, like `search.Tag`."""
+
+    name: str = ""
+    cost: float | None = None
 
 
 class PlannerLike(Protocol):
@@ -149,7 +155,7 @@ class _Search:
         if kind == "Remaining":
             return self._left
         if kind == "Tags":
-            return (SimpleNamespace(name="", cost=None),)
+            return (_Tag(),)
         proposes = kind == "Propose"
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:

@@ -348,13 +348,13 @@ def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> Tensors:
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False, limit: int = MOST_TOKENS) -> list[list[T]]:
-    """Split items into forward passes of a limited number of tokens.
+    """Split items into batches of a limited size, such as forward passes of a limited number of tokens.
 
     Args:
         items: The items, in order.
-        sizes: Number of tokens of each item; ascending if ``padded``.
-        padded: Whether a forward pass pads all items to the length of its longest item.
-        limit: Largest number of tokens; a larger item gets a separate forward pass.
+        sizes: Size of each item, such as its tokens; ascending if ``padded``.
+        padded: Whether a batch pads all items to the size of its largest item.
+        limit: Largest size of a batch; a larger item gets a separate one.
     """
     cut: list[list[T]] = []
     total = 0

@@ -373,14 +373,14 @@ def grow(
 
 
 def trees(spec: RunSpec, first: int | None = None) -> Iterator[LabeledTree]:
-    """Read the trees that `grow` stored for a policy, sampling, seed and problems; other trees are skipped.
+    """Read the trees that `grow` stored for a policy, system, sampling, seed and problems; other trees are skipped.
 
     Args:
         spec: The spec given to `grow`.
         first: Number of leading problems whose trees are read; all by default.
 
     Raises:
-        DataError: The store contains no training run of this policy with this sampling and seed.
+        DataError: The store contains no training run of this policy and system with this sampling and seed.
     """
     assert spec.store is not None
     wanted = {problem.id for problem in spec.problems[: first or len(spec.problems)]}
@@ -391,7 +391,7 @@ def trees(spec: RunSpec, first: int | None = None) -> Iterator[LabeledTree]:
 
 
 def grown(spec: RunSpec) -> list[RunInfo]:
-    """Return the training runs in the spec's store that match its policy, sampling and seed.
+    """Return the training runs in the spec's store that match its policy, system, sampling and seed.
 
     Raises:
         DataError: There is no such run.
@@ -408,8 +408,8 @@ def grown(spec: RunSpec) -> list[RunInfo]:
         runs = [info for info in store.runs() if all(info.config.get(key) == value for key, value in same.items())]
     if not runs:
         raise DataError(
-            f"{spec.store}: expected a training run of the policy {spec.policy.name!r} with the given sampling and "
-            "seed, found none; call grow first"
+            f"{spec.store}: expected a training run of the policy {spec.policy.name!r} in the system {spec.mas.name!r} "
+            "with the given sampling and seed, found none; call grow first"
         )
     return runs
 

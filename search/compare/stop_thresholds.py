@@ -88,6 +88,10 @@ class _Recorder(Confident):
     end: int = 0
     found: list[Evidence] = field(default_factory=list)
 
+    def identity(self) -> object:
+        """Return the check at which the search stops."""
+        return {"end": self.end}
+
     def reason(self, evidence: Evidence) -> str | None:
         self.found.append(evidence)
         return "stop check of calibration" if evidence.check == self.end else None

@@ -133,7 +133,7 @@ class _Front:
 
     def _load(self) -> dict[str, int]:
         active = self.pool.scheduler.active
-        # A cancelled search is open for a moment longer.
+        # A cancelled search is active for a moment longer.
         return {"active": active, "waiting": max(0, len(self.pool.open) - active)}
 
     async def models(self) -> Response:

@@ -229,6 +229,7 @@ class RunWriter:
 
     def close(self) -> None:
         """Close the file and release the run; safe to call twice."""
+        self._connection.close()
         self._files.close()
 
 
