@@ -26,7 +26,7 @@ class Proposal(NamedTuple):
     """One message sampled from the acting agent's policy.
 
     Attributes:
-        action: The message, routed to `ALL` or to a recipient chosen by a rule (`search.planners.puct`).
+        action: The message, routed to `ALL` or to a recipient that a planner chose.
         tokens: Generated tokens.
         logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
         finish_reason: ``"stop"`` or ``"length"``.

@@ -195,6 +195,20 @@ def test_cancelling_does_not_affect_other_searches(concurrency: int) -> None:
         assert comparable(scheduler.submit(problems(1)[0]).result(30).plan) == clean["toy/0"]
 
 
+def test_search_cancelled_as_the_scheduler_closes_ends_as_cancelled() -> None:
+    scheduler = scheduler_of(policy=GatedPolicy(0))
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(scheduler.search(problems(1)[0]))
+        while not scheduler.active:
+            await asyncio.sleep(0)
+        task.cancel()
+        await scheduler.close()
+        assert task.cancelled()
+
+    asyncio.run(cancel())
+
+
 def test_cancelled_search_is_released_from_memory_and_engine() -> None:
     def alive() -> int:
         gc.collect()

@@ -277,7 +277,9 @@ class Scheduler(Searcher):
     def _end(self, search: ActiveSearch, error: BaseException) -> None:
         entry = self._open.get(search)
         if entry is not None and search not in self._ends:
-            self._ends[search] = error
+            # Nobody would retrieve the error of a search that its caller has just cancelled.
+            if not entry.task.cancelling():
+                self._ends[search] = error
             entry.task.cancel()
 
     def abort(self, error: BaseException) -> None:
