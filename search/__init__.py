@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from mas_gym.critics import Proposal as Proposal
     from mas_gym.errors import BudgetError as BudgetError
     from mas_gym.policies.base import Sampling as Sampling
     from search.answers_by_turn import TurnAnswer as TurnAnswer
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from search.store import import_transcripts as import_transcripts
     from search.store import open_store as open_store
     from search.tree import Node as Node
-    from search.tree import Proposal as Proposal
     from search.tree import Tree as Tree
 
 # Import the package now, so that a later import does not replace the function of the same name.

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import NamedTuple
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import SearchError
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from search.costs import Usage
-from search.tree import Proposal, Tree
+from search.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mas_gym.critics import Proposal as Proposal
+from mas_gym.critics import Proposal
 from mas_gym.errors import DataError, MASGymError
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.policies.base import mean_logprob

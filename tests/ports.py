@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def free_port() -> int:
-    """Return a free port of this process, below those that `bind` to port 0 gives away."""
+    """Return a port that is free until it is bound, below those that `bind` to port 0 gives away."""
     first = 20_000 + os.getpid() % 240 * 50
     for port in range(first, first + 50):
         with socket.socket() as probe, suppress(OSError):

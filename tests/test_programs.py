@@ -396,9 +396,9 @@ def test_suspended_process_does_not_time_out_programs() -> None:
             process.send_signal(signal.SIGSTOP)
             time.sleep(limit + 1.1)
             process.send_signal(signal.SIGCONT)
-            if (told := process.stdout.read()) == "None True\n":
+            if (output := process.stdout.read()) == "None True\n":
                 break
-    assert told == "None True\n" and process.returncode == 0
+    assert output == "None True\n" and process.returncode == 0
 
 
 GREEDY = """

@@ -107,7 +107,7 @@ class Table:
 
 
 def save_base(folder: Path, seed: int) -> None:
-    """Save a small decoder with random weights, with a tokenizer whose tokens are the numbers and signs of the game."""
+    """Save a small decoder with random weights and a tokenizer for the numbers and signs of the game."""
     import torch
     from tokenizers import AddedToken, pre_tokenizers
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer

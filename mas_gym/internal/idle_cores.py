@@ -26,7 +26,8 @@ class IdleCores:
     def others(self) -> int:
         """Return how many of this process's cores others used in the last interval; 0 if the system does not say."""
         if self._last is not None and time.monotonic() - self._last[0] >= _SECONDS and (now := _read()) is not None:
-            self._others = max(0, round((now[1] - self._last[1]) / (now[0] - self._last[0])))
+            passed, used = (after - before for after, before in zip(now, self._last, strict=True))
+            self._others = max(0, round(used / passed))
             self._last = now
         return self._others
 

@@ -12,12 +12,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from mas_gym.critics import finite_values, scores_of
+from mas_gym.critics import Proposal, finite_values, scores_of
 from mas_gym.systems.state import Action
 from search.compare.sibling_outcomes import FailedSample, SharedMessages, failed_samples
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
-from search.tree import Proposal
 
 SURE = 0.7
 """Minimum probability to name an agent. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import ConfigError, shown
 from mas_gym.policies.base import AsyncPolicy, Policy, Sampling
 from mas_gym.programs import Program
@@ -19,7 +20,7 @@ from search.plan import Candidate, Plan
 from search.planners.tree_growth import append, child_of, finish_paths
 from search.protocol import Model, PlanGenerator, Planner, Propose
 from search.runs import run
-from search.tree import Proposal, Tree
+from search.tree import Tree
 
 Texts = tuple[str, ...]
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mas_gym.critics import score_batch
+from mas_gym.critics import Proposal, score_batch
 from mas_gym.errors import (
     ConfigError,
     CriticError,
@@ -36,7 +36,6 @@ from search.costs import Usage
 from search.protocol import Critic, Scores, ScoringContext, as_critic
 from search.results.run_info import is_recorded
 from search.store.store import is_database, open_store
-from search.tree import Proposal
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 NOBODY = -1

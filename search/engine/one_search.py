@@ -13,7 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import Protocol, SupportsIndex, TypeVar
 
-from mas_gym.critics import finite_values
+from mas_gym.critics import Proposal, finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, SearchError
 from mas_gym.internal.event_loop import together
 from mas_gym.internal.user_files import place_of
@@ -38,7 +38,6 @@ from search.protocol import (
     ScoringContext,
 )
 from search.setup import Setup
-from search.tree import Proposal
 
 T = TypeVar("T")
 

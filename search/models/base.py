@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import PolicyError, SearchError
 from mas_gym.internal.event_loop import together
 from mas_gym.policies.base import (
@@ -32,7 +33,6 @@ from search.costs import TagUsage, Usage
 from search.plan import Plan
 from search.protocol import REQUESTS, Model, Propose, Request, Tag, Tags
 from search.setup import Setup
-from search.tree import Proposal
 
 SampleFrom = Callable[[SamplingRequest], Awaitable[SamplingReply]]
 Report = Callable[[str, Usage], None]

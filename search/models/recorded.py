@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import ExhaustedError, SearchError
 from mas_gym.policies.base import derive_seed
 from mas_gym.systems.dynamics import Dynamics
@@ -17,7 +18,7 @@ from search.costs import Usage
 from search.models.base import SampleOrigin, SearchModel
 from search.plan import Plan
 from search.protocol import Propose
-from search.tree import Proposal, Tree
+from search.tree import Tree
 
 
 @dataclass(frozen=True)

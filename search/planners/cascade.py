@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, shown
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
@@ -17,7 +18,6 @@ from search.planners.stop_rules import Confident, Evidence, StopChecks, stop_for
 from search.planners.tree_growth import evaluate
 from search.planners.wrapper import delegate
 from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, Steps, value_kind
-from search.tree import Proposal
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import ConfigError
 from mas_gym.policies.arms_policy import check_arm
 from mas_gym.systems.state import MASState
@@ -34,7 +35,6 @@ from search.protocol import (
     planner_name,
     value_kind,
 )
-from search.tree import Proposal
 
 LEARNED = ("thompson", "cost")
 """The rules that learn from values."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies.base import derive_seed
 from mas_gym.systems.recipient_names import nameable
@@ -17,7 +18,6 @@ from mas_gym.systems.state import Action, MASState
 from search.planners.tree_growth import step_values
 from search.planners.wrapper import PlannerWrapper, delegate
 from search.protocol import Critic, Evaluate, Model, PlanGenerator, Propose, Request, Steps
-from search.tree import Proposal
 
 Rule = Literal["schedule", "uniform", "critic"]
 OWN = "own"

@@ -39,6 +39,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.internal.suggestions import choice
 from mas_gym.systems.state import MASState
@@ -61,7 +62,7 @@ from search.protocol import (
     planner_name,
     value_kind,
 )
-from search.tree import TERMINAL, Proposal, Tree
+from search.tree import TERMINAL, Tree
 
 Flight = Steps[bool]
 TRAINING_C_UCT = 4.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from mas_gym.critics import Proposal
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
 from search.plan import Candidate
 from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Steps, ValueKind, value_kind
-from search.tree import Proposal, Tree
+from search.tree import Tree
 
 
 def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:

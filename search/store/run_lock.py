@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from mas_gym.errors import StoreError
@@ -23,11 +23,12 @@ def run_lock(path: Path, run: str) -> Iterator[None]:
     file, owner = Path(f"{os.path.realpath(path)}-lock-{run[:16]}"), os.getpid()
     # The last owner may delete the file between the two steps.
     for _ in range(3):
-        try:
-            file.touch()
-        except OSError as error:
-            raise StoreError(f"store lock {file}: {error.strerror}; check that its folder is writable") from error
-        with locked(file, wait=False) as held:
+        with ExitStack() as entered:
+            try:
+                file.touch()
+                held = entered.enter_context(locked(file, wait=False))
+            except OSError as error:
+                raise StoreError(f"store lock {file}: {error.strerror}; check that its folder is writable") from error
             if held or os.name == "nt":
                 try:
                     yield

@@ -6,13 +6,13 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from mas_gym.critics import Proposal
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from search.grading import known
 from search.models.recorded import RecordedTree
 from search.protocol import Peers, ScoringContext
 from search.store.recorded_runs import Recorded
-from search.tree import Proposal
 
 
 class RecordedState(NamedTuple):

@@ -26,6 +26,7 @@ from string import ascii_uppercase
 from typing import Any
 
 import mas_gym
+from mas_gym.critics import Proposal
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.json_types import JSONMapping, JSONObject
 from mas_gym.internal.suggestions import choice
@@ -50,7 +51,7 @@ from search.store.search_rows import search_id
 from search.store.staged_logs import BATCH, START, StagedSample, Staging
 from search.store.store import Store
 from search.store.table_schema import FORMAT, explained
-from search.tree import Proposal, Tree
+from search.tree import Tree
 
 _LONGEST = 100
 _LISTED = 100

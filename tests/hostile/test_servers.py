@@ -243,7 +243,7 @@ def ask(agent: OpenAIPolicy) -> SamplingReply:
 
 
 def refusal(agent: OpenAIPolicy, within: float) -> str:
-    """Return the error of a request that fails within these seconds; one of three may meet a pause of the machine."""
+    """Return the error of a request that fails within so many seconds; a busy machine has three tries."""
     for _ in range(3):
         started = time.monotonic()
         with pytest.raises(PolicyError) as caught:
