@@ -37,6 +37,7 @@ from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError, ProgramSession
 from mas_gym.programs.background import ProgramStopped
 from mas_gym.programs.execution import Execution
+from mas_gym.programs.idle_detection import IdleMonitor
 from mas_gym.programs.program_loop import Loop
 from mas_gym.tasks.base import Grade, Problem
 from search import Plan
@@ -273,6 +274,21 @@ def test_concurrent_calls_have_a_canonical_order(caplog: pytest.LogCaptureFixtur
     assert sorted(said[:3]) == ["Adam", "Mia", "Zoe"] and len(said) == 6
     # However few executions are kept, each state is reached again by replay.
     assert shapes(searched(unparked(Program(gathered)), "mcts:8,2")) == shapes(plans)
+
+
+def test_call_that_arrives_during_an_observation_waits_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    observe = IdleMonitor._is_quiet
+
+    def slow(monitor: IdleMonitor, execution: Execution, *rest: Any) -> bool:
+        quiet = observe(monitor, execution, *rest)
+        began = time.monotonic()
+        while not execution.waits and not execution.over and time.monotonic() - began < 0.1:
+            time.sleep(0.0005)
+        return quiet
+
+    plans = searched(pooled, "mcts:8,2", tasks=problems(1))
+    monkeypatch.setattr(IdleMonitor, "_is_quiet", slow)
+    assert shapes(searched(pooled, "mcts:8,2", tasks=problems(1))) == shapes(plans)
 
 
 def test_calls_in_executor_threads_do_not_block_each_other() -> None:

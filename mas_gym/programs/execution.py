@@ -16,6 +16,7 @@ by agent and text. It therefore depends only on the concurrent calls, and not on
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -462,16 +463,21 @@ class Execution:
         """End the execution with a failure of the program."""
         self.finish(Failed(error))
 
-    def settle(self) -> None:
-        """Handle an idle program: continue with the script, or report the decision."""
+    def settle(self, observed: float = math.inf) -> bool:
+        """Handle a program that was idle at the time ``observed``: continue with the script, or report the decision.
+
+        Returns False, and does nothing, if there was a call or a reply since then.
+        """
         with self._lock:
+            if self.touched > observed:
+                return False
             if not self.waits:
-                return
+                return True
             ordered = self._ordered()
             if self._steps:
                 error = self._unstick(ordered)
                 if error is None:
-                    return
+                    return True
                 self._end()
             else:
                 error = None
@@ -482,6 +488,7 @@ class Execution:
             self._report(self, error)
         else:
             self._report(self, Waiting(tuple(item.call for item in ordered)))
+        return True
 
     def moved(self) -> tuple[Script, Report, Tape] | None:
         """Drop the execution, and return the inputs for an identical execution; None if no search waits for it."""

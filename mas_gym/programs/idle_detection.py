@@ -155,17 +155,21 @@ class IdleMonitor(ABC):
         quiet, began = [], monotonic()
         frames = sys._current_frames() if any(execution.activity.jobs for execution in executions) else {}
         for execution in executions:
-            watch = self._watched.get(execution)
-            # Observations from before a program's last call or reply are not valid.
-            if watch is None or max(watch.since, execution.touched) > began:
+            # Removed first, because a call that arrives meanwhile adds a check of its own, which must remain.
+            watch = self._watched.pop(execution, None)
+            if watch is None:
                 continue
-            if self._is_quiet(execution, watch, frames, execution in running):
-                self._watched.pop(execution, None)
-                quiet.append(execution)
+            # Observations from before a program's last call or reply are not valid.
+            valid = max(watch.since, execution.touched) <= began
+            if valid and self._is_quiet(execution, watch, frames, execution in running):
+                quiet.append((execution, watch))
+            else:
+                self._watched.setdefault(execution, watch)
         # Frames keep the objects of their threads alive.
         del frames
-        for execution in quiet:
-            execution.settle()
+        for execution, watch in quiet:
+            if not execution.settle(began):
+                self._watched.setdefault(execution, watch)
 
     def _is_quiet(self, execution: Execution, watch: _IdleCheck, frames: Frames, running: bool) -> bool:
         if not execution.waits:
