@@ -241,7 +241,7 @@ def said(result: Result) -> str:
 
 
 def write_searches(path: Path, program: bool, pipe: Any) -> None:
-    """Store searches; after each, report it and wait for a word, until the pipe is closed."""
+    """Store searches; after those that end together, report them and wait for a word, until the pipe is closed."""
 
     def report(progress: Progress) -> None:
         if progress.done > progress.stored:
@@ -255,7 +255,7 @@ def write_searches(path: Path, program: bool, pipe: Any) -> None:
 
         system = {"program": Program(consults, agents=["Ann", "Bob", "Cleo"])}
     options = {"policy": talker(), "training": True, "concurrency": 6, "progress": report, "store": path}
-    list(run(MCTS(8, 3), problems(100), **system, **options))
+    list(run(MCTS(8, 3), problems(200), **system, **options))
 
 
 def open_at_once(path: Path, start: Any, found: Any) -> None:

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -28,7 +28,6 @@ from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
 from search.costs import Usage
 from search.engine.scheduler import DroppedError, Searched, Searcher
-from search.models.base import SampleOrigin
 from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.progress import Listener, Progress
@@ -215,16 +214,18 @@ class Run(Iterator[Plan]):
     def _collect(self, journal: Journal) -> BaseException | None:
         """Record the searches that ended; return the error of an engine, if there is one."""
         failed: BaseException | None = None
+        ended = []
         while self._ended:
             task = self._ended.popleft()
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
-                problem, plan, origins, failure = task.result()
-                journal.ended(problem, plan, origins)
-                self._ready.append((plan, failure))
-                journal.update(self._scheduler.usage, len(self._open))
+                ended.append(task.result())
             elif not isinstance(error, DroppedError | asyncio.CancelledError):
                 failed = failed or error
+        if ended:
+            journal.ended(ended)
+            self._ready += [(search.plan, search.failure) for search in ended]
+            journal.update(self._scheduler.usage, len(self._open))
         return failed
 
     # ---- the end
@@ -362,13 +363,15 @@ class Journal:
             self._count(stored, fresh=False)
         return stored
 
-    def ended(self, problem: Problem, plan: Plan, origins: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
-        """Record a search that has just ended."""
+    def ended(self, searches: Sequence[Searched]) -> None:
+        """Record searches that have just ended."""
         # Store first, so that no finished search is lost if the program ends next.
         if self._writer is not None:
-            self._writer.save(problem, plan, origins)
-            self._saved += plan.usage
-        self._count(plan, fresh=True)
+            cost = sum((search.plan.usage for search in searches), Usage())
+            self._writer.save((search[:3] for search in searches), cost)
+            self._saved += cost
+        for search in searches:
+            self._count(search.plan, fresh=True)
 
     def _count(self, plan: Plan, fresh: bool) -> None:
         now = self._progress

@@ -193,8 +193,9 @@ class SearchPool:
     def _ended(self, future: Future[Searched]) -> None:
         """Log a finished search and queue its answer for grading; runs on the scheduler's thread."""
         if not future.cancelled() and future.exception() is None:
-            problem, plan, *_ = future.result()
-            self._journal.ended(problem, plan, {})
+            search = future.result()
+            self._journal.ended([search])
+            problem, plan = search.problem, search.plan
             if self.grades is not None and plan.best is not None:
                 text = plan.best.text if plan.best.state.recipients else ""
                 self.grades.submit(problem.question, self.setup.mas.final_text(text))

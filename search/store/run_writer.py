@@ -40,6 +40,9 @@ from search.store.table_schema import FORMAT, Damage, digest, explained
 
 logger = logging.getLogger("search.store")
 
+Origins = Mapping[tuple[bytes, str], SampleOrigin]
+"""The origin of each message, by the digest of its state and by its text."""
+
 _TOLD = 4
 """Maximum number of differences listed between a run and a stored one."""
 
@@ -192,21 +195,18 @@ class RunWriter:
             )
         return plan
 
-    def save(self, problem: Problem, plan: Plan, origins: Mapping[tuple[bytes, str], SampleOrigin]) -> None:
-        """Write a finished search and its cost in one transaction."""
-        seeds = {key: origin.seed for key, origin in origins.items() if origin.seed is not None}
+    def save(self, searches: Iterable[tuple[Problem, Plan, Origins]], cost: Usage | None = None) -> None:
+        """Write finished searches in one transaction, with what they cost this run; None for imported ones."""
         with explained(self.path), transaction(self._connection):
-            write_search(self._connection, self.run, problem, plan, seeds)
-            fresh = self._spend(plan.usage)
+            for problem, plan, origins in searches:
+                seeds = {key: origin.seed for key, origin in origins.items() if origin.seed is not None}
+                write_search(self._connection, self.run, problem, plan, seeds)
+            if cost is None:
+                self._note()
+                return
+            fresh = self._spend(cost)
         # Ctrl-C may come before this line: the caller then has not counted the cost either, and adds it at the end.
         self._fresh = fresh
-
-    def save_all(self, searches: Iterable[tuple[Problem, Plan]]) -> None:
-        """Write new searches, with no cost, in one transaction."""
-        with explained(self.path), transaction(self._connection):
-            for problem, plan in searches:
-                write_search(self._connection, self.run, problem, plan, {})
-            self._note()
 
     def spend(self, usage: Usage) -> None:
         """Add the cost of dropped searches, which are not saved."""

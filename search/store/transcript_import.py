@@ -238,7 +238,7 @@ def _write(
         builder = _Builder(config, names, staging.kind)
         for first in range(0, wanted, BATCH):
             batch = [one for one in staging.questions(first) if search_id(record.run, one[0]) not in done]
-            record.save_all(builder.search(*one, staging.samples(one[0]), totals) for one in batch)
+            record.save((*builder.search(*one, staging.samples(one[0]), totals), {}) for one in batch)
             listen("write", min(first + BATCH, wanted), wanted)
     finally:
         record.close()
