@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import itertools
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,10 @@ import search
 from mas_gym.cli.run_notes import note_order
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
-from mas_gym.programs.background import ProgramThread, thread_usage
+from mas_gym.programs.background import Activity, ProgramThread, thread_usage
+from mas_gym.programs.execution import Execution
+from mas_gym.programs.idle_detection import IdleMonitor
+from mas_gym.programs.program_loop import Loop
 from mas_gym.tasks.base import Problem
 
 NAMES = ["Zoe", "Adam", "Mia", "Bob"]
@@ -102,15 +106,74 @@ async def in_threads_of_the_loop(question: str, base_url: str) -> str:
         return " ".join(await asyncio.gather(*(asyncio.to_thread(branch, name) for name in NAMES)))
 
 
-def pooled(question: str, client: OpenAI) -> str:
+def pooled(question: str, client: OpenAI, places: int = len(NAMES)) -> str:
     def branch(name: str) -> str:
         time.sleep(delay())
         first = ask(client, name, question)
         spin(delay() / 2)
         return ask(client, name, first)
 
-    with ThreadPoolExecutor(len(NAMES)) as pool:
+    with ThreadPoolExecutor(places) as pool:
         return " ".join(pool.map(branch, NAMES))
+
+
+def in_a_full_pool(question: str, client: OpenAI) -> str:
+    return pooled(question, client, 2)
+
+
+async def by_threads_and_by_tasks_over_http(question: str, client: OpenAI, base_url: str, api_key: str) -> str:
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as over_http:
+
+        async def branch(name: str) -> str:
+            first = await ask_async(over_http, name, question)
+            return await ask_async(over_http, name, first)
+
+        threads = [asyncio.to_thread(ask, client, name, question) for name in NAMES[2:]]
+        return " ".join(await asyncio.gather(*map(branch, NAMES[:2]), *threads))
+
+
+async def on_a_blocked_loop(question: str, client: OpenAI) -> str:
+    def branch(name: str) -> str:
+        time.sleep(delay())
+        return ask(client, name, question)
+
+    threads = [asyncio.create_task(asyncio.to_thread(branch, name)) for name in NAMES[1:]]
+    await asyncio.sleep(0)
+    time.sleep(delay())
+    return " ".join([ask(client, NAMES[0], question), *await asyncio.gather(*threads)])
+
+
+async def on_the_loop_of_a_thread(question: str, client: AsyncOpenAI) -> str:
+    loop = asyncio.get_running_loop()
+
+    def branch(name: str) -> str:
+        time.sleep(delay())
+        return asyncio.run_coroutine_threadsafe(ask_async(client, name, question), loop).result()
+
+    threads = [asyncio.to_thread(branch, name) for name in NAMES[1:]]
+    return " ".join(await asyncio.gather(ask_async(client, NAMES[0], question), *threads))
+
+
+CHILD = """
+import sys, threading, time, openai
+
+def branch(name, seconds):
+    time.sleep(seconds)
+    messages = [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": sys.argv[2]}]
+    reply = client.chat.completions.create(model="m", messages=messages)
+    found[name] = reply.choices[0].message.content
+
+client, found = openai.OpenAI(base_url=sys.argv[1], api_key="any"), {}
+threads = [threading.Thread(target=branch, args=two) for two in (("Zoe", 0), ("Adam", float(sys.argv[3])))]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(found["Zoe"], found["Adam"])
+"""
+
+
+def in_a_child_process(question: str, base_url: str) -> str:
+    command = [sys.executable, "-c", CHILD, base_url, question, str(delay())]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def woken_by_callbacks(question: str, client: OpenAI) -> str:
@@ -164,6 +227,10 @@ PROGRAMS = {
     "pool with callbacks": woken_by_callbacks,
     "pool over HTTP": pooled_over_http,
     "own threads": in_own_threads,
+    "full pool": in_a_full_pool,
+    "threads and tasks over HTTP": by_threads_and_by_tasks_over_http,
+    "loop of a thread": on_the_loop_of_a_thread,
+    "child process": in_a_child_process,
 }
 
 
@@ -171,8 +238,8 @@ def said(request: SamplingRequest, seed: int) -> str:
     return f"{request.agent} says {int(1000 * noise(request.messages, seed))}. Final Answer: 1"
 
 
-def trees(program: Program, planner: str = "bon:2") -> list[Any]:
-    problems = [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(3)]
+def trees(program: Program, planner: str = "bon:2", count: int = 3) -> list[Any]:
+    problems = [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(count)]
     plans = list(
         search.run(
             planner, problems, program=program, policy=ScriptedPolicy(said), seed=3, critic=search.PolicyLikelihood()
@@ -189,10 +256,45 @@ def trees(program: Program, planner: str = "bon:2") -> list[Any]:
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_concurrent_calls_have_the_same_order_in_each_run(kind: str) -> None:
-    found = [trees(Program(PROGRAMS[kind], agents=NAMES)) for _ in range(3)]
+    # Threads of another process cannot be observed, so that only a generous wait orders their calls.
+    settle = 0.5 if kind == "child process" else 0.05
+    found = [trees(Program(PROGRAMS[kind], agents=NAMES, settle=settle)) for _ in range(3)]
     assert found[0] == found[1] == found[2]
     # Calls that are open at once are ordered by agent.
     assert [speaker for speaker, _ in found[0][0][1][:1]] == [NAMES.index("Adam")]
+
+
+def test_call_that_blocks_the_event_loop_is_ordered_with_those_of_threads() -> None:
+    # One search, because a program that blocks its loop delays all others.
+    found = [trees(Program(on_a_blocked_loop, agents=NAMES), "single", 1) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (IdleMonitor, "_is_quiet"),
+        (ProgramThread, "here"),
+        (Activity, "state"),
+        (Loop, "pending"),
+        (Execution, "settle"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pool", "full pool", "loop of a thread"])
+def test_order_is_independent_of_delays_within_an_observation(
+    kind: str, owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = getattr(owner, step)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(delay() / 4)
+        found = work(*arguments)
+        time.sleep(delay() / 4)
+        return found
+
+    plain = trees(Program(PROGRAMS[kind], agents=NAMES), "single", 1)
+    monkeypatch.setattr(owner, step, slow)
+    assert trees(Program(PROGRAMS[kind], agents=NAMES), "single", 1) == plain
 
 
 # ---- programs that cannot be observed

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ import mas_gym
 import rewardmodels
 import search
 from mas_gym.envs.wrappers import CandidateChoice
-from mas_gym.errors import ConfigError, IdentityError
+from mas_gym.errors import ConfigError, IdentityError, SearchError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError, ProgramSession
@@ -289,6 +290,49 @@ def test_call_that_arrives_during_an_observation_waits_for_the_next_one(monkeypa
     plans = searched(pooled, "mcts:8,2", tasks=problems(1))
     monkeypatch.setattr(IdleMonitor, "_is_quiet", slow)
     assert shapes(searched(pooled, "mcts:8,2", tasks=problems(1))) == shapes(plans)
+
+
+def test_dropping_the_oldest_waiting_execution_does_not_affect_the_others() -> None:
+    many, few = (Program(chained, agents=["Reader", "Solver"]) for _ in range(2))
+    few.source.parked = 3
+    plans = searched(few, "bon:6", tasks=problems(20))
+    assert shapes(plans) == shapes(searched(many, "bon:6", tasks=problems(20)))
+
+
+def test_closed_runner_starts_nothing() -> None:
+    before = threading.active_count()
+    runner = Program(chained, agents=["Reader", "Solver"]).open()
+    runner.close()
+    with pytest.raises(SearchError):
+        ProgramSession(runner, "q").extend(None).result(60)
+    assert threading.active_count() == before
+
+
+def test_calls_after_the_end_of_a_program_end_its_threads() -> None:
+    begun, errors = threading.Event(), list[type[BaseException]]()
+
+    def solve(question: str, client: OpenAI) -> str:
+        def retry() -> str:
+            begun.wait(60)
+            while True:
+                try:
+                    return say(client, "You are A.", question)
+                except Exception as error:
+                    errors.append(type(error))
+
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(retry)
+            say(client, "You are A.", "first")
+            return late.result()
+
+    runner = Program(solve, agents=["A"], timeout=0.5).open()
+    with closing(runner):
+        ProgramSession(runner, "q").extend(None).result(60)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+    begun.set()
+    for thread in threads:
+        thread.join(60)
+    assert not errors and not any(thread.is_alive() for thread in threads)
 
 
 def test_calls_in_executor_threads_do_not_block_each_other() -> None:

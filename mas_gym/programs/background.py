@@ -106,6 +106,7 @@ class Running(Protocol):
 
     token: str
     activity: Activity
+    over: bool
 
     def fail(self, reason: str) -> None:
         """End the execution with an error."""
@@ -221,9 +222,10 @@ class ProgramThread:
 
     def run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
         """Call the function as a part of the program."""
+        # In this order, because a job that takes a place without a thread seems to wait for one.
+        self.here()
         if self.pool is not None:
             _RUNNING.setdefault(self.pool, WeakSet()).add(self)
-        self.here()
         token = CURRENT.set(self.execution)
         try:
             return function(*args, **named)
@@ -270,6 +272,7 @@ class Activity:
 
     Attributes:
         alone: Whether the program has started at most one thread or task.
+        linked: Whether its event loop has had a connection to the program's gateway.
         port: The port of the program's gateway; None if the program has no address.
         executor: The default executor that the program has set on its loop.
         loop_thread: The native identifier of its event loop's thread; None if it has no event loop.
@@ -278,6 +281,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.alone = True
+        self.linked = False
         self.port: int | None = None
         self.executor: Executor | None = None
         self.loop_thread: int | None = None
@@ -293,9 +297,10 @@ class Activity:
 
     def end(self, job: ProgramThread) -> None:
         """Record that the threads waiting for a job have been woken."""
-        self.jobs.discard(job)
+        # In this order, because no job may seem to wait for the place of a job that is not listed any more.
         if job.pool is not None:
             _RUNNING.get(job.pool, WeakSet[ProgramThread]()).discard(job)
+        self.jobs.discard(job)
 
     def awaits(self, result: asyncio.Future[Any], job: ProgramThread | None = None) -> None:
         """Record a result that arrives on the program's event loop."""
@@ -312,7 +317,9 @@ class Activity:
 
     def connected(self, transport: asyncio.BaseTransport, address: object) -> None:
         """Record a connection; connections to the gateway do not count as activity."""
-        if not (isinstance(address, tuple) and address[1] == self.port):
+        if isinstance(address, tuple) and address[1] == self.port:
+            self.linked = True
+        else:
             self._connections.append(ref(transport))
 
     def state(self, frames: Frames, blocked: int, perhaps: int, loop: int | None = None) -> tuple[bool, set[Busy]]:
@@ -325,11 +332,15 @@ class Activity:
             loop: The identifier of its event loop's thread, if the program's code is running there.
         """
         active = [Busy(job.name, job.native) for job in list(self.jobs) if job.active(frames)]
-        if loop is not None and not ((frame := frames.get(loop)) is not None and _waits(frame)):
+        waits = loop is not None and (frame := frames.get(loop)) is not None and _waits(frame)
+        if loop is not None and not waits:
             active.append(Busy("its event loop", self.loop_thread))
         busy = set(active) if len(active) > blocked + perhaps else set()
         late = list(self._sleeps.values())
         late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self.jobs]
+        if waits:
+            # Nothing arrives on an event loop that waits for a reply.
+            late = []
         busy.update(Busy(name, self.loop_thread) for name in late if name)
         transports = [connection() for connection in list(self._connections)]
         connected = any(transport is not None and not transport.is_closing() for transport in transports)

@@ -26,6 +26,8 @@ AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the calling agent."""
 NODE_HEADER = "x-mas-node"
 """The HTTP header with the calling node (quoted) and its task; see `mas_gym.programs.frameworks`."""
+HERE_HEADER = "x-mas-here"
+"""The HTTP header of requests from the program's own threads and tasks, and not from a process that it has started."""
 NODES_HEADER = "x-mas-nodes"
 """The HTTP header with the nodes of all started graphs (quoted), separated by spaces."""
 

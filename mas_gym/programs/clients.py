@@ -19,6 +19,7 @@ from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
 from openai.types.chat import ChatCompletion
 
 from mas_gym.internal.json_types import JSONObject
+from mas_gym.programs.background import CURRENT, ProgramStopped
 from mas_gym.programs.chat_completions import (
     AGENT_HEADER,
     Call,
@@ -120,6 +121,9 @@ def _response(reply: Reply) -> object:
 
 def _plain(gateway: Gateway, client: Any, named: JSONObject) -> tuple[Call, Execution] | None:
     """Return the call of a plain request; None if the request is not plain or must be rejected."""
+    if (caller := CURRENT.get()) is not None and caller.over:
+        # Otherwise the error would be retried without end.
+        raise ProgramStopped
     # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
     execution = gateway.at(client.base_url.path)
     named = dict(named)

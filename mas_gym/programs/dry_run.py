@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from mas_gym.errors import MASGymError
 from mas_gym.programs.agent_names import OTHERS, agent_name, comparable, shortened
 from mas_gym.programs.chat_completions import Call, difference
-from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
+from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, ScriptStep, Waiting
 from mas_gym.programs.runner import Described, ProgramError, no_call
 from mas_gym.programs.schemas import structured_reply
 from mas_gym.systems.tool_calls import ToolCall, with_calls
@@ -107,6 +107,7 @@ def _one_run(program: Described) -> tuple[list[Call], Outcome | Exception]:
     """Run a program with a fixed reply to every call; return its ordered calls and outcome. Raises `ProgramError`."""
     seen: list[Call] = []
     handed: list[str] = []
+    taken: list[ScriptStep] = []
     reports: SimpleQueue[tuple[Execution, Outcome | Exception]] = SimpleQueue()
 
     def reply(call: Call) -> str:
@@ -127,7 +128,10 @@ def _one_run(program: Described) -> tuple[list[Call], Outcome | Exception]:
         execution, end = reports.get()
         while isinstance(end, Waiting) and len(seen) < _MOST_CALLS - 1:
             seen.append(end.calls[0])
-            execution.answer(reply(end.calls[0]), report)
+            taken.append(ScriptStep(end.calls[0], reply(end.calls[0])))
+            if not execution.answer(taken[-1].text, report):
+                # It has ended without waiting for the reply.
+                runner.start(_QUESTION, Script(taken, [call.digest for call in end.calls[1:]]), report)
             execution, end = reports.get()
     finally:
         runner.close()

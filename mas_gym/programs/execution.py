@@ -316,7 +316,8 @@ class Execution:
         """Whether the program's open call is the only call that it can make."""
         origins = self.origins
         if Origin.LOOP in origins:
-            return True
+            # Threads, and requests in transit, do not need the event loop.
+            return not self.activity.jobs and not self.activity.linked
         only = self.observed and self.activity.alone and len(origins) == 1
         return only and (self.place is not None or origins[0] in (Origin.CLIENT, Origin.THREAD))
 
@@ -454,9 +455,10 @@ class Execution:
         with self._lock:
             if self.over:
                 return
+            parked = self._parked is not None
             self._end()
         self._host.rests(self)
-        if error is not None:
+        if error is not None and not parked:
             self._report(self, error)
 
     def fail(self, error: str) -> None:
@@ -495,7 +497,8 @@ class Execution:
         with self._lock:
             busy = not self.over and self._parked is None
             script, report = Script([*self._taken, *self._steps], self._order), self._report
-        self.drop()
+            self._end()
+        self._host.rests(self)
         return (script, report, self._tape) if busy else None
 
     # ---- inside the lock
@@ -519,11 +522,12 @@ class Execution:
         item.texts.append(step.text)
         self._answered += 1
         self._stuck = None
-        self.touched = monotonic()
-        self.deadline = self.touched + self._timeout
         if len(item.texts) == item.call.n:
             self._open.remove(item)
             item.send(item.texts)
+        # Afterwards, because an observation before it would not see what the reply wakes.
+        self.touched = monotonic()
+        self.deadline = self.touched + self._timeout
 
     def _ordered(self) -> list[_Open]:
         """Return the waiting calls in canonical order."""

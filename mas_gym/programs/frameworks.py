@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from mas_gym.internal.lazy import when_imported
 from mas_gym.programs.background import CURRENT
-from mas_gym.programs.chat_completions import NODE_HEADER, NODES_HEADER
+from mas_gym.programs.chat_completions import HERE_HEADER, NODE_HEADER, NODES_HEADER
 
 _INNER = ("model", "agent")
 """Generic node names of prebuilt agents; such agents are named after their enclosing node."""
@@ -85,6 +85,8 @@ def _naming(send: Callable[..., Any]) -> Callable[..., Any]:
         port = _process_port if execution is None else execution.activity.port
         if port is not None and request.url.port == port:
             request.headers.update(node_headers())
+            if execution is not None:
+                request.headers[HERE_HEADER] = "1"
         return send(client, request, *args, **named)
 
     return send_named

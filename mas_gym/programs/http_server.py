@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.programs.background import ProgramStopped
-from mas_gym.programs.chat_completions import CallError, Reply, reply_to
+from mas_gym.programs.chat_completions import HERE_HEADER, CallError, Reply, reply_to
 from mas_gym.programs.execution import Origin, given
 from mas_gym.programs.gateway import Gateway, refusal
 
@@ -159,7 +159,7 @@ class _Connection(H11Protocol):
 
 def _origin(headers: Mapping[str, str]) -> Origin:
     """Return the origin of a request, which openai clients send in a header."""
-    kind = headers.get("x-stainless-async", "")
+    kind = headers.get("x-stainless-async", "") if HERE_HEADER in headers else ""
     if kind == "false":
         return Origin.THREAD
     return Origin.TASK if kind.startswith("async") else Origin.HTTP

@@ -6,10 +6,10 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic, thread_time
 
-from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, ThreadUsage, thread_usage
+from mas_gym.programs.background import BUSY_SECONDS, Busy, Frames, Running, ThreadUsage, thread_usage
 from mas_gym.programs.execution import Execution, Origin
 from mas_gym.programs.program_loop import Loop
 
@@ -145,15 +145,16 @@ class IdleMonitor(ABC):
         if self._polling:
             side.loop.call_later(max(_POLL_SECONDS, (thread_time() - began) / _LOAD), self._poll)
 
-    def _look(self, executions: list[Execution], running: Container[object] = ()) -> None:
+    def _look(self, executions: list[Execution], pending: Callable[[], set[Running | None]] = set) -> None:
         """Order the calls of the programs that cannot make another call.
 
         Args:
             executions: The programs.
-            running: The programs among them with pending work on their event loop.
+            pending: Returns the programs with pending work on their event loop.
         """
-        quiet, began = [], monotonic()
-        frames = sys._current_frames() if any(execution.activity.jobs for execution in executions) else {}
+        quiet, began, running = [], monotonic(), pending()
+        threads = any(execution.activity.jobs or Origin.LOOP in execution.origins for execution in executions)
+        frames = sys._current_frames() if threads else {}
         for execution in executions:
             # Removed first, because a call that arrives meanwhile adds a check of its own, which must remain.
             watch = self._watched.pop(execution, None)
@@ -167,14 +168,18 @@ class IdleMonitor(ABC):
                 self._watched.setdefault(execution, watch)
         # Frames keep the objects of their threads alive.
         del frames
+        # A thread may have woken the event loop before it was seen to wait.
+        woken = pending() - running if quiet else set()
         for execution, watch in quiet:
-            if not execution.settle(began):
+            if execution in woken or not execution.settle(began):
                 self._watched.setdefault(execution, watch)
 
     def _is_quiet(self, execution: Execution, watch: _IdleCheck, frames: Frames, running: bool) -> bool:
         if not execution.waits:
             return True
         blocked, ours, perhaps = execution.open_over_http()
+        # A program may also have sent a request that has not arrived.
+        ours = ours or execution.activity.linked
         hidden, busy = True, set[Busy]()
         programs, loop = self._programs, None
         if programs is not None and execution.place is programs and not programs.here:
@@ -212,7 +217,7 @@ class IdleMonitor(ABC):
         self._unknown |= names
         return True
 
-    def _idle(self, running: Callable[[], Container[object]]) -> bool:
+    def _idle(self, pending: Callable[[], set[Running | None]]) -> bool:
         """Check the event loop's programs before it waits or polls; return whether any program was idle."""
         watched = [execution for execution in list(self._watched) if execution.place is self._programs]
         if not watched:
@@ -222,7 +227,7 @@ class IdleMonitor(ABC):
             looked = [execution for execution in watched if not execution.activity.jobs]
         else:
             looked = watched
-        self._look(looked, running())
+        self._look(looked, pending)
         if len(looked) == len(watched):
             self._look_next = monotonic() + (thread_time() - began) / _LOAD
         left = sum(execution in self._watched for execution in watched)

@@ -386,6 +386,10 @@ class ServiceSource:
         outcome: Ended | Failed | None = None
         while outcome is None:
             try:
+                connection.connect()
+                if execution.over:
+                    # Stopped before there was a connection to close.
+                    raise ConnectionAbortedError
                 outcome = self._reply(connection, asked)
             except ConnectionError as error:
                 # A service that is full or restarting has not processed the request.

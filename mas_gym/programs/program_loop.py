@@ -181,8 +181,8 @@ class Loop:
             execution.activity.alone, task.token = False, execution.token
         return task
 
-    def look(self) -> tuple[bool, float]:
-        """Return whether the loop is busy, and for how many seconds it has run only one task.
+    def look(self) -> tuple[bool, float, str]:
+        """Return whether the loop is busy, for how many seconds it has run only one task, and which (see `running`).
 
         Both are measured from one call of this method to the next. A loop is busy if it has not called a function for
         `_BUSY_SECONDS`. The time that the loop's thread spent waiting for a processor is not counted.
@@ -199,7 +199,7 @@ class Loop:
             self.soon(here)
         elif running != self._running:
             self._running, self._since = running, own
-        return now - (self._asked or now) > _BUSY_SECONDS, own - self._since
+        return now - (self._asked or now) > _BUSY_SECONDS, own - self._since, running
 
     def _queued(self) -> float:
         """Return the seconds that the thread has waited for a processor; 0 if the system does not report it."""
@@ -235,14 +235,16 @@ class Loop:
         """Whether the caller is on the loop's thread."""
         return threading.get_ident() == self.thread.ident
 
-    def soon(self, work: Callable[..., object], *args: object) -> None:
-        """Call a function on the loop; nothing happens if the loop is closed."""
-        self._inbox.append((contextvars.copy_context(), work, args))
+    def soon(self, work: Callable[..., object], *args: object, context: contextvars.Context | None = None) -> None:
+        """Call a function on the loop, by default in no program's context; nothing happens if the loop is closed."""
+        # The caller may be a program, which cannot cancel the tasks of others, and which this work is no part of.
+        self._inbox.append((context or contextvars.Context(), work, args))
         if not self._awake:
             # One wake-up serves many functions: each wake-up writes to a socket and releases the interpreter lock.
             self._awake = True
             with suppress(RuntimeError):
-                (self.loop.call_soon if self.here else self.loop.call_soon_threadsafe)(self._read)
+                wake = self.loop.call_soon if self.here else self.loop.call_soon_threadsafe
+                wake(self._read, context=contextvars.Context())
 
     def _read(self) -> None:
         self._awake = False
@@ -251,7 +253,7 @@ class Loop:
             self.loop.call_soon(work, *args, context=context)
 
     def task(self, work: Callable[[], Coroutine[Any, Any, None]], name: str | None = None) -> Callable[[], None]:
-        """Run the coroutine that ``work`` returns; return a function that cancels it."""
+        """Run the coroutine that ``work`` returns, in the caller's context; return a function that cancels it."""
         task: asyncio.Task[None] | None = None
         cancelled = False
 
@@ -266,7 +268,7 @@ class Loop:
             if task is not None:
                 task.cancel()
 
-        self.soon(begin)
+        self.soon(begin, context=contextvars.copy_context())
         return partial(self.soon, cancel)
 
     def close(self, first: Callable[[], Awaitable[object]] | None = None, wait: bool = True) -> None:
@@ -292,10 +294,7 @@ class Loop:
             self._ends = True
             self.loop.stop()
 
-        # Outside of a program's context, because programs cannot cancel the tasks of others.
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, None)
-        context.run(self.soon, begin)
+        self.soon(begin)
         if not wait:
             if self.thread.ident is not None:
                 raise_in(self.thread.ident, ProgramStopped)

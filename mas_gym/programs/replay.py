@@ -160,10 +160,7 @@ class ProgramSession:
                 reached = self._reached(state, text, outcome)
             except Exception as error:
                 execution.drop()
-                # A parked execution may fail after the search has received the state.
-                failed = Future[MASState]() if arrived.done() else arrived
-                failed.set_exception(error)
-                self._next[b"" if state is None else state.digest, text] = failed
+                arrived.set_exception(error)
                 return
             if isinstance(outcome, Waiting):
                 self._runner.park(id(self), reached.digest, execution)

@@ -140,11 +140,10 @@ class Runner(IdleMonitor):
         limits = program.max_calls, program.timeout
 
         execution = Execution(self, token, key, question, script, limits, report, tape, program.world)
-        if self._side is None:
-            self._side_loop()
         with self._lock:
             if self._closed:
                 raise SearchError("the program's runner is closed; open a new one with program.open()")
+            self._side_loop()
             self.gateway.open[token] = execution
             self._queue.append(execution)
         self._start_next()
@@ -233,6 +232,8 @@ class Runner(IdleMonitor):
     def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
         """Run a coroutine on the programs' loop."""
         with self._lock:
+            if self._closed:
+                return lambda: None
             if self._programs is None:
                 self._programs = loop = Loop("mas-gym-programs")
                 loop.selector.idle = lambda: self._idle(loop.pending)
@@ -266,7 +267,7 @@ class Runner(IdleMonitor):
                 execution.wait_longer(idle)
             if programs is not None:
                 programs.wait_longer(idle)
-        busy, stuck = (False, 0.0) if programs is None else programs.look()
+        busy, stuck, culprit = (False, 0.0, "") if programs is None else programs.look()
         for execution in timed:
             if busy and execution.place is programs:
                 execution.wait_longer(now - self._swept)
@@ -274,14 +275,15 @@ class Runner(IdleMonitor):
                 execution.fail(f"the program made no call and returned no answer for {self.program.timeout:g} seconds")
         self._swept, self._worked = now, worked
         if programs is not None and busy and stuck > self.program.timeout:
-            self._leave(programs)
+            self._leave(programs, culprit)
         if self._side is not None and not self._closed:
             self._side.loop.call_later(_SWEEP_SECONDS, self._sweep)
 
-    def _leave(self, blocked: Loop) -> None:
+    def _leave(self, blocked: Loop, culprit: str) -> None:
         """Abandon a loop that one program blocks: fail this program, and restart the others on a new loop."""
-        culprit = blocked.running
         with self._lock:
+            if blocked.running != culprit:
+                return
             stranded = [execution for execution in self.gateway.open.values() if execution.place is blocked]
             self._programs = None
         known = any(execution.token == culprit for execution in stranded)
