@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import os
 import random
 import signal
@@ -18,7 +20,9 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
-from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
+from mas_gym.policies import Sample, SamplingReply, SamplingRequest, ScriptedPolicy
+from mas_gym.policies.batch_queue import as_policy, sample_all
+from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Problem
 from search import (
@@ -34,6 +38,7 @@ from search import (
     SinglePass,
     StepBeamSearch,
 )
+from search.engine.scheduler import Scheduler
 
 RPSV = chain(4)
 PLANNERS: list[Any] = [
@@ -72,7 +77,7 @@ class StreamingTalker:
     name = "talker"
 
     def __init__(self, max_batch: int = 8) -> None:
-        self.max_batch, self.steps, self.rows = max_batch, 0, 0
+        self.max_batch, self.steps, self.rows, self.open_sessions = max_batch, 0, 0, 0
 
     def sample(self, requests: Sequence[Any]) -> list[SamplingReply]:
         return talker().sample(requests)
@@ -99,6 +104,7 @@ class Counting(ScriptedPolicy):
 class _Session:
     def __init__(self, policy: StreamingTalker) -> None:
         self._policy, self._queue, self.pending = policy, [], 0
+        policy.open_sessions += 1
 
     def submit(self, key: Any, request: Any) -> None:
         self._queue.append((key, request))
@@ -113,6 +119,7 @@ class _Session:
 
     def close(self) -> None:
         self._queue.clear()
+        self._policy.open_sessions -= 1
 
 
 def run(planner: Any, count: int = 12, *, policy: Any = None, critic: Any = None, **options: Any) -> search.Run:
@@ -558,6 +565,101 @@ def test_ctrl_c_keeps_finished_plans() -> None:
     assert plans.stopped == "interrupted"
 
 
+@pytest.mark.parametrize("place", ["planner", "critic"])
+def test_ctrl_c_within_a_search_is_raised_once_and_closes_the_run(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    turns = itertools.count(1)
+
+    def interrupt(here: str) -> None:
+        if here == place and next(turns) == 7:
+            raise KeyboardInterrupt
+
+    class Interrupted(MCTS):
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            interrupt("planner")
+            return (yield from super().plan(model, root, rng))
+
+    class Critic(HashCritic):
+        concurrent, free, max_batch = False, False, 2
+
+        def score(self, contexts: Any) -> Any:
+            interrupt("critic")
+            return super().score(contexts)
+
+    class Server:
+        name, max_concurrency = "server", 64
+
+        async def sample_async(self, request: Any) -> Any:
+            await asyncio.sleep(0.004 * random.random())
+            return talker().sample([request])[0]
+
+    plans = run(Interrupted(6, 2), 20, policy=Server(), critic=Critic(), concurrency=8)
+    with pytest.raises(KeyboardInterrupt):
+        list(plans)
+    assert plans.stopped == "interrupted"
+    del plans
+    gc.collect()
+    assert not caplog.records
+
+
+class Panic(BaseException):
+    """Libraries in Rust raise such exceptions."""
+
+
+@pytest.mark.parametrize("error", [Panic, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("part", ["policy", "asynchronous policy", "critic", "concurrent critic"])
+def test_exception_that_is_no_error_hangs_no_run(part: str, error: type[BaseException]) -> None:
+    class Critic(HashCritic):
+        concurrent, free = part.startswith("concurrent"), False
+
+        def score(self, contexts: Any) -> Any:
+            if "critic" in part:
+                raise error("gone")
+            return super().score(contexts)
+
+    class Policy(ScriptedPolicy):
+        def sample(self, requests: Any) -> Any:
+            if part == "policy":
+                raise error("gone")
+            return super().sample(requests)
+
+    class Server:
+        name, max_concurrency = "server", 8
+
+        async def sample_async(self, request: Any) -> Any:
+            raise error("gone")
+
+    policy = Server() if part.startswith("async") else Policy(talk)
+    plans = run(MCTS(4, 2), 2, policy=policy, critic=Critic())
+    try:
+        assert all(plan.error for plan in plans)
+    except (RuntimeError, error) as ended:
+        assert "gone" in str(ended)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_ctrl_c_ends_the_calls_of_a_thread_that_waits_for_them() -> None:
+    calls = 0
+
+    class Counts:
+        name, max_concurrency = "counts", 2
+
+        async def sample_async(self, request: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+            await asyncio.sleep(0.05)
+            return talker().sample([request])[0]
+
+    prompt = (ChatMessage("user", "How many?"),)
+    requests = [SamplingRequest(prompt, (seed,), 5, 1.0, 1.0) for seed in range(100)]
+    with pytest.raises(KeyboardInterrupt):
+        sample_all(as_policy(Counts()), requests)
+    made = calls
+    time.sleep(0.3)
+    assert calls == made < 100
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 def test_ctrl_c_ends_a_wait_for_an_engine() -> None:
     class Stuck:
@@ -572,6 +674,29 @@ def test_ctrl_c_ends_a_wait_for_an_engine() -> None:
     with pytest.raises(KeyboardInterrupt):
         next(plans)
     assert plans.stopped == "interrupted"
+
+
+def test_search_that_ends_as_the_run_is_stopped_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    admitted, ended = Scheduler._admitted, []
+
+    async def then_stop(self: Any, *arguments: Any) -> Any:
+        ended.append(await admitted(self, *arguments))
+        # As `Run.stop` on another thread, one turn before the end of this search is noticed.
+        plans._reason = "stopped"
+        plans._changed.set()
+        return ended[-1]
+
+    monkeypatch.setattr(Scheduler, "_admitted", then_stop)
+    plans = run(SinglePass(), 4, concurrency=1)
+    assert list(plans) == [searched.plan for searched in ended] != []
+
+
+def test_closed_run_has_closed_its_session() -> None:
+    policy = StreamingTalker()
+    with run(SinglePass(), 20, policy=policy, concurrency=4) as plans:
+        next(plans)
+        assert policy.open_sessions == 1
+    assert policy.open_sessions == 0
 
 
 def test_run_can_be_stopped() -> None:

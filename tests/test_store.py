@@ -51,6 +51,7 @@ from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
 from search.store.run_lock import run_lock
 from search.store.run_writer import RunWriter
+from search.store.search_rows import read_run, searches_of
 from search.store.table_schema import FORMAT
 
 RPSV = chain(4)
@@ -346,6 +347,34 @@ def test_store_is_read_while_another_process_writes(tmp_path: Path) -> None:
         if count == 5:
             with open_store(path) as store:
                 assert store.runs()[0].searches >= 4
+
+
+def test_writes_between_the_queries_of_a_reader_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=3))
+
+    class Slow:
+        """A connection during whose query of a run's number of searches another process stores more of them."""
+
+        def __init__(self, connection: Any) -> None:
+            self.connection = connection
+
+        def execute(self, query: str, *values: Any) -> Any:
+            if query.startswith("SELECT searches FROM runs"):
+                list(run(path, count=4))
+            return self.connection.execute(query, *values)
+
+    def read_first(connection: Any, name: str) -> Any:
+        list(run(path, count=2, seed=7))
+        return read_run(connection, name)
+
+    with open_store(path) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr("search.store.store.read_run", read_first)
+            [first] = store.runs()
+        assert not store.damaged and len(store.runs()) == 2
+        monkeypatch.setattr("search.store.store.searches_of", lambda one, name: searches_of(Slow(one), name))
+        assert len(list(store.plans(first.run))) == 3
 
 
 def test_ctrl_c_during_a_lock_wait_leaves_no_open_transaction(tmp_path: Path) -> None:

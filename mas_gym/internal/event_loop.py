@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 20.0
 _lock = threading.Lock()
 _running: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
+_locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 _closers: list[Callable[[], Awaitable[None]]] = []
 _before: list[Callable[[], None]] = []
 
@@ -26,11 +28,18 @@ def engine_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _running is None or _running[0] != os.getpid():
             loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=loop.run_forever, name="mas-gym-engines", daemon=True)
+            thread = threading.Thread(target=run_on, args=(loop,), name="mas-gym-engines", daemon=True)
             thread.start()
             _closers.clear()
             _running = (os.getpid(), loop, thread)
         return _running[1]
+
+
+def run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped; `sys.exit` in user code ends only the call, as any other exception does."""
+    while True:
+        with suppress(SystemExit):
+            return loop.run_forever()
 
 
 def on_engine_thread() -> bool:
@@ -48,7 +57,12 @@ async def on_engine_loop(work: Coroutine[object, object, T]) -> T:
 
 def from_thread(work: Coroutine[object, object, T]) -> T:
     """Run ``work`` on the engine loop and wait for its result, on any other thread."""
-    return asyncio.run_coroutine_threadsafe(work, engine_loop()).result()
+    running = asyncio.run_coroutine_threadsafe(work, engine_loop())
+    try:
+        return running.result()
+    finally:
+        # After Ctrl-C, nobody waits for the result.
+        running.cancel()
 
 
 async def together(work: Iterable[Coroutine[object, object, T]]) -> list[T]:
@@ -81,8 +95,22 @@ def outside_loop(work: Callable[[], T]) -> T:
     asyncio._set_running_loop(None)
     try:
         return work()
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise as_error(error) from error
     finally:
         asyncio._set_running_loop(loop)
+
+
+def as_error(error: BaseException) -> Exception:
+    """Return an exception as an error: others, such as a library's panic, do not reach those that wait for them."""
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def lock_of(part: object) -> threading.Lock:
+    """Return the one lock of an object that is not thread-safe; keep the lock as long as the object is used."""
+    return _locks.setdefault(id(part), threading.Lock())
 
 
 class Threads:
@@ -113,8 +141,8 @@ class Threads:
             outcome: T | Exception
             try:
                 outcome = work()
-            except Exception as error:
-                outcome = error
+            except BaseException as error:
+                outcome = as_error(error)
             # The event loop may be closed by now.
             with suppress(RuntimeError):
                 done(outcome)

@@ -148,8 +148,10 @@ class _Pool(Generic[JobT, Message]):
     def run(self) -> None:
         """Forward messages until every process has ended."""
         while self._open:
-            ready = wait(list(self._open), None if self.stop is None else _PATIENCE)
-            if not ready:
+            stopped = self.stop is not None
+            # Ctrl-C does not end a wait.
+            ready = wait(list(self._open), _PATIENCE)
+            if not ready and stopped:
                 return
             for pipe in ready:
                 self._receive(pipe)  # type: ignore[arg-type]
@@ -224,13 +226,13 @@ class _Parent:
 
 def _work(pipe: Connection, prepare: Callable[[], JobRunner[JobT, Message]], environment: Mapping[str, str]) -> None:
     """Run jobs until the parent has none left; the main function of a process."""
-    parent, index = _Parent(pipe), -1
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The process that this one was forked from may be older than the parent's environment.
     os.environ.clear()
     os.environ.update(environment)
     # A garbage collection writes to every object that it visits, and a write ends the sharing of memory.
     gc.freeze()
+    parent, index = _Parent(pipe), -1
     # A parent that has exited needs no reply.
     with suppress(BrokenPipeError, EOFError):
         try:
@@ -243,6 +245,9 @@ def _work(pipe: Connection, prepare: Callable[[], JobRunner[JobT, Message]], env
             raise
         except (Exception, KeyboardInterrupt) as error:
             parent.send("ended", index, _portable(error))
+        finally:
+            # The process ends anyway.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _portable(error: BaseException | None) -> BaseException | None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.internal.adapter import Adapter, describe_type, has_method, wrapped_part
-from mas_gym.internal.event_loop import Threads, from_thread, on_engine_thread, outside_loop, settle
+from mas_gym.internal.event_loop import Threads, from_thread, lock_of, on_engine_thread, outside_loop, settle
 from mas_gym.policies.base import (
     AsyncPolicy,
     Choice,
@@ -44,6 +44,12 @@ _QUEUE_FACTOR = 4
 
 Choosing = tuple[Sequence[ChatMessage], tuple[str, ...]]
 """A prompt, and the words of which one begins the reply."""
+
+
+async def end_sessions() -> None:
+    """Let the queues of the running event loop close their sessions, which they do some turns after the last reply."""
+    for _ in range(_TURNS + 2):
+        await asyncio.sleep(0)
 
 
 def as_policy(part: object) -> AsyncPolicy:
@@ -128,7 +134,7 @@ class BatchedPolicy(_Adapted):
         """Wrap an object with ``sample(requests)`` and, for a `StreamingPolicy`, ``open()``."""
         super().__init__(part, Policy)
         self.local_batch, self.max_concurrency = self.max_batch, _QUEUE_FACTOR * self.max_batch
-        self._lock = threading.Lock()
+        self._lock = lock_of(part)
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:

@@ -177,7 +177,8 @@ class _StoringPolicy(AsyncPolicy):
         calls = len(seeds) if self._one_by_one else 1
         tokens = reply.prompt_tokens // calls, reply.dropped_tokens // calls
         fresh = [_Entry(sample, *tokens) for sample in reply.samples]
-        await on_thread(self._table.add, missing, fresh)
+        # It has been paid for, even if the search ends now.
+        await asyncio.shield(on_thread(self._table.add, missing, fresh))
         rest = iter(fresh)
         entries = [next(rest) if entry is None else entry for entry in found]
         return _reply(entries, self._one_by_one, reply.prompt_tokens - reply.cached_tokens)

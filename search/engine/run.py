@@ -111,7 +111,9 @@ class Run(Iterator[Plan]):
                     raise
                 self._late = error
         if not self._ready:
+            # This may record a search that has just ended.
             self.close()
+        if not self._ready:
             if self._late is not None:
                 late, self._late = self._late, None
                 raise late
@@ -128,22 +130,32 @@ class Run(Iterator[Plan]):
         """Run a coroutine on the run's event loop: on this thread, or on another one while an event loop runs here."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+        task = self._loop.create_task(work)
+        if asyncio._get_running_loop() is not None:
+            with ThreadPoolExecutor(1, "mas-gym-run") as thread:
+                done = thread.submit(self._loop.run_until_complete, task)
+                try:
+                    return done.result()
+                except BaseException:
+                    self._loop.call_soon_threadsafe(task.cancel)
+                    raise
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._loop.run_until_complete(work)
-        with ThreadPoolExecutor(1, "mas-gym-run") as thread:
-            done = thread.submit(self._loop.run_until_complete, work)
-            try:
-                return done.result()
-            except BaseException:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                raise
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            # A task that has not ended must not go on beside the next one. One whose end has not stopped the loop yet
+            # would stop the next call.
+            if not task.cancel():
+                self._loop.call_soon(self._loop.stop)
+                self._loop.run_forever()
+            raise
 
     async def _work(self) -> None:
         """Search until a plan is ready or no work is left."""
         if self._journal is None and self._open_journal is not None:
-            self._journal = await self._open_journal()
+            with suppress(DroppedError):
+                self._journal = await self._open_journal()
+            if self._journal is None:
+                return
         journal = self._journal
         assert journal is not None
         scheduler = self._scheduler
@@ -245,6 +257,9 @@ class Run(Iterator[Plan]):
             # It may have ended since.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._changed.set)
+                if self._journal is None:
+                    # Actors may take minutes to load.
+                    self._loop.call_soon_threadsafe(self._scheduler.stop, reason)
 
     def close(self) -> None:
         """Drop open searches and release the engines and the store; safe to call twice."""

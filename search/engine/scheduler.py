@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from mas_gym.critics import Critic, Scores, ScoringContext, score_batch, scores_of
 from mas_gym.errors import EngineUnavailableError, PolicyError, SearchError
-from mas_gym.internal.event_loop import Threads, on_engine_loop, outside_loop, settle
+from mas_gym.internal.event_loop import Threads, lock_of, on_engine_loop, outside_loop, settle
 from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.batch_queue import end_sessions
 from mas_gym.tasks.base import Problem
 from search.costs import Allowance, Budget, Cost, Usage
 from search.engine.one_search import ActiveSearch
@@ -192,6 +193,8 @@ class Scheduler(Searcher):
         self._to_score: Unscored = {}
         self._scoring: asyncio.Task[None] | None = None
         self._critic_thread = Threads("mas-gym-critic")
+        # The thread of an earlier run may still use the critic.
+        self._critic_lock = lock_of(setup.critic)
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
         self._held: dict[ActiveSearch, tuple[int, asyncio.Future[None]]] = {}
@@ -265,7 +268,8 @@ class Scheduler(Searcher):
         try:
             plan = await search.run()
         except asyncio.CancelledError:
-            if search in self._ends:
+            # Nobody would retrieve the error of a search that its caller has cancelled, too.
+            if search in self._ends and self._open[search].task.cancelling() == 1:
                 raise self._ends[search] from None
             raise
         if search in self._ends:
@@ -277,9 +281,7 @@ class Scheduler(Searcher):
     def _end(self, search: ActiveSearch, error: BaseException) -> None:
         entry = self._open.get(search)
         if entry is not None and search not in self._ends:
-            # Nobody would retrieve the error of a search that its caller has just cancelled.
-            if not entry.task.cancelling():
-                self._ends[search] = error
+            self._ends[search] = error
             entry.task.cancel()
 
     def abort(self, error: BaseException) -> None:
@@ -309,6 +311,7 @@ class Scheduler(Searcher):
         if scoring is not None:
             scoring.cancel()
             await asyncio.gather(scoring, return_exceptions=True)
+        await end_sessions()
         self._critic_thread.close()
         self._opened.close()
         for threads in self._graders.values():
@@ -377,7 +380,7 @@ class Scheduler(Searcher):
 
     def _score_waiting(self) -> None:
         """Start scoring the states that wait for the critic."""
-        if self._to_score and (self._scoring is None or self._scoring.done()):
+        if self._to_score and not self.closed and (self._scoring is None or self._scoring.done()):
             self._scoring = asyncio.get_running_loop().create_task(self._score_batches())
 
     async def _score_batches(self) -> None:
@@ -394,9 +397,18 @@ class Scheduler(Searcher):
             hurry = critic.concurrent or policy_batch is None or self._rows < policy_batch
             if not self._to_score or not (hurry or sum(map(len, self._to_score.values())) >= critic.max_batch):
                 return
-            score = partial(score_batch, critic, self._next_batch(critic.max_batch))
-            for future, outcome in await self._critic_thread.run(score) if critic.concurrent else outside_loop(score):
+            batch = self._next_batch(critic.max_batch)
+            score = partial(self._score_batch, critic, batch)
+            try:
+                outcomes = await self._critic_thread.run(score) if critic.concurrent else outside_loop(score)
+            except Exception as error:
+                outcomes = [(future, error) for future in batch]
+            for future, outcome in outcomes:
                 settle(future, outcome)
+
+    def _score_batch(self, critic: Critic, batch: Unscored) -> list[tuple[asyncio.Future[Scores], Scores | Exception]]:
+        with self._critic_lock:
+            return score_batch(critic, batch)
 
     def _next_batch(self, most: int) -> Unscored:
         """Take the states of the first searches that wait, ``most`` states unless one search has more."""

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 import uuid
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from types import FrameType
@@ -160,17 +161,23 @@ class _Front:
         check_question(asked.question, self._max_question)
         running = self._submit(asked, read_limits(request.headers.get("x-mas-budget")))
         if asked.stream:
-            return StreamingResponse(self._stream(asked, running), media_type="text/event-stream")
+            stream = self._stream(asked, running)
+            # The client may leave before the stream begins.
+            weakref.finalize(stream, running.future.cancel)
+            return StreamingResponse(stream, media_type="text/event-stream")
         plan = await self._whole(request, running)
         self._count(plan)
         return _json(completion_document(plan, asked, self.model, self._read))
 
     def _submit(self, asked: ChatRequest, limits: Budget | None) -> Asked:
-        if self.stopping:
-            raise _stopping()
         setup = self.pool.setup
         seed = setup.seed if asked.seed is None else asked.seed
-        return self.pool.submit(asked.question, seed, asked.sampling(setup.sampling), limits)
+        running = self.pool.submit(asked.question, seed, asked.sampling(setup.sampling), limits)
+        # This comes last, because the signal may come at any time.
+        if self.stopping:
+            running.future.cancel()
+            raise _stopping()
+        return running
 
     def authorised(self, headers: Headers) -> bool:
         """Return whether a request has the key or no key is required."""

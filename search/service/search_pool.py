@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from queue import Full, Queue
 
+from mas_gym.internal.event_loop import run_on
 from mas_gym.policies.base import Sampling
 from mas_gym.tasks import Problem
 from mas_gym.tasks.base import Grader, Kind
@@ -159,7 +160,7 @@ class SearchPool:
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
         self.scheduler = Scheduler(self.setup)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mas-gym-service", daemon=True)
+        self._thread = threading.Thread(target=run_on, args=(self._loop,), name="mas-gym-service", daemon=True)
         self._thread.start()
         self.open: set[Future[Searched]] = set()
 

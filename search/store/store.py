@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, is_number, shown
+from mas_gym.internal.database import transaction
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
@@ -101,6 +102,8 @@ class Store:
         found: list[RunInfo] = []
         self.damaged = []
         with explained(self.path):
+            # In this order: another process may begin a run between the two.
+            held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
             listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
             for run in listed:
                 try:
@@ -110,7 +113,6 @@ class Store:
                     self.damaged.append(f"the run {run!a} is damaged: {damage}")
                     continue
                 found += [info] if info is not None else []
-            held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
             self.damaged += [f"the run {run!a} is damaged: its row is missing" for run in held - listed]
         for text in self.damaged:
             logger.warning("store %s: %s", self.path, text)
@@ -262,7 +264,8 @@ class Store:
         """
         lost, size = [], _DOCUMENTS_AT_ONCE if document else _ROWS_AT_ONCE
         with explained(self.path):
-            names, wrong = searches_of(self._connection, info.run)
+            with transaction(self._connection, "DEFERRED"):
+                names, wrong = searches_of(self._connection, info.run)
             keys = list(names)
             waiting = [keys[start : start + size] for start in range(0, len(keys), size)][::-1]
             while waiting:
