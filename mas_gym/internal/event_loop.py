@@ -14,6 +14,13 @@ from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
+BATCH_TURNS = 16
+"""Turns of the event loop between the replies of a policy and its next batch.
+
+The requests that follow from a reply arrive within 5 turns, or within 16 if a critic first scores what the reply adds
+(the critic waits 5 turns, too: `search.engine.scheduler`).
+"""
+
 _SHUTDOWN_SECONDS = 20.0
 _lock = threading.Lock()
 _running: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
@@ -111,6 +118,12 @@ def as_error(error: BaseException) -> Exception:
 def lock_of(part: object) -> threading.Lock:
     """Return the one lock of an object that is not thread-safe; keep the lock as long as the object is used."""
     return _locks.setdefault(id(part), threading.Lock())
+
+
+async def without_requests() -> None:
+    """Return after the turns in which batch queues find no request and close their engines' sessions."""
+    for _ in range(BATCH_TURNS + 2):
+        await asyncio.sleep(0)
 
 
 class Threads:

@@ -18,7 +18,15 @@ from weakref import WeakKeyDictionary
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.internal.adapter import Adapter, describe_type, has_method, wrapped_part
-from mas_gym.internal.event_loop import Threads, from_thread, lock_of, on_engine_thread, outside_loop, settle
+from mas_gym.internal.event_loop import (
+    BATCH_TURNS,
+    Threads,
+    from_thread,
+    lock_of,
+    on_engine_thread,
+    outside_loop,
+    settle,
+)
 from mas_gym.policies.base import (
     AsyncPolicy,
     Choice,
@@ -33,23 +41,10 @@ from mas_gym.systems.prompts import ChatMessage
 T = TypeVar("T")
 R = TypeVar("R")
 
-_TURNS = 16
-"""Turns of the event loop between replies and the next batch.
-
-The requests that follow from a reply arrive within 5 turns, or within 16 if a critic first scores what the reply adds
-(the critic waits 5 turns, too: `search.engine.scheduler`).
-"""
-
 _QUEUE_FACTOR = 4
 
 Choosing = tuple[Sequence[ChatMessage], tuple[str, ...]]
 """A prompt, and the words of which one begins the reply."""
-
-
-async def end_sessions() -> None:
-    """Let the queues of the running event loop close their sessions, which they do some turns after the last reply."""
-    for _ in range(_TURNS + 2):
-        await asyncio.sleep(0)
 
 
 def as_policy(part: object) -> AsyncPolicy:
@@ -201,7 +196,7 @@ class _Queue:
         waiting[future] = item
         if not self._busy:
             self._busy = True
-            loop.call_soon(self._turn, loop, _TURNS)
+            loop.call_soon(self._turn, loop, BATCH_TURNS)
         try:
             return await future
         finally:
@@ -289,7 +284,7 @@ class _Queue:
             self._running.discard(future)
             settle(future, reply)
         # A step without replies makes no caller go on.
-        loop.call_soon(self._turn, loop, _TURNS if outcome else 0)
+        loop.call_soon(self._turn, loop, BATCH_TURNS if outcome else 0)
 
     def _drop_session(self) -> None:
         session, self._session = self._session, None

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from mas_gym.critics import Critic, Scores, ScoringContext, score_batch, scores_of
 from mas_gym.errors import EngineUnavailableError, PolicyError, SearchError
-from mas_gym.internal.event_loop import Threads, lock_of, on_engine_loop, outside_loop, settle
+from mas_gym.internal.event_loop import Threads, lock_of, on_engine_loop, outside_loop, settle, without_requests
 from mas_gym.policies.base import SamplingReply, SamplingRequest
-from mas_gym.policies.batch_queue import end_sessions
 from mas_gym.tasks.base import Problem
 from search.costs import Allowance, Budget, Cost, Usage
 from search.engine.one_search import ActiveSearch
@@ -311,7 +310,7 @@ class Scheduler(Searcher):
         if scoring is not None:
             scoring.cancel()
             await asyncio.gather(scoring, return_exceptions=True)
-        await end_sessions()
+        await without_requests()
         self._critic_thread.close()
         self._opened.close()
         for threads in self._graders.values():
