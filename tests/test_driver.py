@@ -20,6 +20,7 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
+from mas_gym.internal.event_loop import from_thread
 from mas_gym.policies import Sample, SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.policies.batch_queue import as_policy, sample_all
 from mas_gym.systems.prompts import ChatMessage
@@ -655,8 +656,10 @@ def test_ctrl_c_ends_the_calls_of_a_thread_that_waits_for_them() -> None:
     requests = [SamplingRequest(prompt, (seed,), 5, 1.0, 1.0) for seed in range(100)]
     with pytest.raises(KeyboardInterrupt):
         sample_all(as_policy(Counts()), requests)
+    # The calls end on the loop's thread.
+    from_thread(asyncio.sleep(0.01))
     made = calls
-    time.sleep(0.3)
+    from_thread(asyncio.sleep(0.2))
     assert calls == made < 100
 
 
