@@ -230,7 +230,6 @@ PROGRAMS = {
     "full pool": in_a_full_pool,
     "threads and tasks over HTTP": by_threads_and_by_tasks_over_http,
     "loop of a thread": on_the_loop_of_a_thread,
-    "child process": in_a_child_process,
 }
 
 
@@ -256,12 +255,16 @@ def trees(program: Program, planner: str = "bon:2", count: int = 3) -> list[Any]
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_concurrent_calls_have_the_same_order_in_each_run(kind: str) -> None:
-    # Threads of another process cannot be observed, so that only a generous wait orders their calls.
-    settle = 0.5 if kind == "child process" else 0.05
-    found = [trees(Program(PROGRAMS[kind], agents=NAMES, settle=settle)) for _ in range(3)]
+    found = [trees(Program(PROGRAMS[kind], agents=NAMES)) for _ in range(3)]
     assert found[0] == found[1] == found[2]
     # Calls that are open at once are ordered by agent.
     assert [speaker for speaker, _ in found[0][0][1][:1]] == [NAMES.index("Adam")]
+
+
+def test_threads_of_a_child_process_are_no_threads_of_the_program() -> None:
+    # They cannot be observed, so only a long wait orders their calls.
+    [(_, turns, _)] = trees(Program(in_a_child_process, agents=NAMES, settle=2.0), "single", 1)
+    assert [NAMES[speaker] for speaker, _ in turns] == ["Adam", "Zoe"]
 
 
 def test_call_that_blocks_the_event_loop_is_ordered_with_those_of_threads() -> None:

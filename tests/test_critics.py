@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -30,6 +31,7 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, load_critic, stored_trees, train
 from rewardmodels.data.dataset import graph_of
+from rewardmodels.model import trained_critics
 from rewardmodels.model.backbone import alike
 from rewardmodels.model.critic_folder import META, model_card
 from rewardmodels.tiny_critics import shipped
@@ -432,6 +434,23 @@ def test_critic_may_load_weights_at_the_first_score(folders: dict[str, Path], tm
     shutil.copy(folders["masprm"] / "model.safetensors", damaged)
     with pytest.raises(DataError, match="changed after"):
         later.score(states)
+
+
+def test_folder_replaced_while_it_is_loaded_is_an_error(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "masprm"
+    shutil.copytree(folders["masprm"], folder)
+    load = trained_critics.load_folder
+
+    def replaced_meanwhile(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        os.utime(folder / "model.safetensors", ns=(1, 1))
+        return loaded
+
+    monkeypatch.setattr(trained_critics, "load_folder", replaced_meanwhile)
+    with pytest.raises(DataError, match="changed after"):
+        load_critic(str(folder))
 
 
 def test_unknown_option_error_suggests_names(folders: dict[str, Path]) -> None:

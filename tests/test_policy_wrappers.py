@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import multiprocessing
 import os
 import pickle
 import random
@@ -175,6 +176,50 @@ class TestCache:
         assert [r.samples for r in replies if isinstance(r, SamplingReply)] == [r.samples for r in expected]
         assert second.batches == [] and (warm.hits, warm.misses) == (30, 0) and (cold.hits, cold.misses) == (0, 30)
         cold.close(), warm.close()
+
+    def test_runs_beside_each_other_get_the_same_samples(self, tmp_path: Path) -> None:
+        file = tmp_path / "c.db"
+
+        class Unseeded(ScriptedPolicy):
+            """A server that ignores seeds; the other run stores its samples while this one waits for it."""
+
+            def identity(self) -> str:
+                return "unseeded"
+
+            def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+                if self.others is not None:
+                    ask(self.others, requests)
+                return super().sample(requests)
+
+        draws, policies = random.Random(0), []
+        for others in (None, True):
+            inner = Unseeded(lambda request, seed: str(draws.random()), "unseeded")
+            inner.others = policies[0] if others else None
+            policies.append(CachedPolicy(inner, file))
+        requests = [request(i) for i in range(3)]
+        late, early = ask(policies[1], requests), ask(policies[0], requests)
+        assert [reply.samples for reply in late] == [reply.samples for reply in early]
+        for policy in policies:
+            policy.close()
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+    def test_forked_process_uses_the_cache(self, tmp_path: Path) -> None:
+        policy = CachedPolicy(ScriptedPolicy(say), tmp_path / "c.db")
+        first, second = [request(0)], [request(1)]
+        before = ask(policy, first)
+
+        def use() -> list[Any]:
+            return [reply.samples for reply in ask(policy, [*first, *second])]  # type: ignore[union-attr]
+
+        child = multiprocessing.get_context("fork").Process(target=use)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert [reply.samples for reply in ask(policy, first)] == [reply.samples for reply in before]
+        ask(policy, second)
+        assert policy.misses == 2
+        policy.close()
 
     def test_cache_requests_only_missing_samples(self, tmp_path: Path) -> None:
         policy = CachedPolicy(inner := Counting(), tmp_path / "c.db")

@@ -300,12 +300,12 @@ def test_dropping_the_oldest_waiting_execution_does_not_affect_the_others() -> N
 
 
 def test_closed_runner_starts_nothing() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     runner = Program(chained, agents=["Reader", "Solver"]).open()
     runner.close()
     with pytest.raises(SearchError):
         ProgramSession(runner, "q").extend(None).result(60)
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_calls_after_the_end_of_a_program_end_its_threads() -> None:
@@ -320,7 +320,7 @@ def test_calls_after_the_end_of_a_program_end_its_threads() -> None:
                 except Exception as error:
                     errors.append(type(error))
 
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1, "retries") as pool:
             late = pool.submit(retry)
             say(client, "You are A.", "first")
             return late.result()
@@ -328,7 +328,7 @@ def test_calls_after_the_end_of_a_program_end_its_threads() -> None:
     runner = Program(solve, agents=["A"], timeout=0.5).open()
     with closing(runner):
         ProgramSession(runner, "q").extend(None).result(60)
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("retries")]
     begun.set()
     for thread in threads:
         thread.join(60)

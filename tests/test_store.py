@@ -49,6 +49,7 @@ from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
+from search.store import run_writer
 from search.store.run_lock import run_lock
 from search.store.run_writer import RunWriter
 from search.store.search_rows import read_run, searches_of
@@ -347,6 +348,24 @@ def test_store_is_read_while_another_process_writes(tmp_path: Path) -> None:
         if count == 5:
             with open_store(path) as store:
                 assert store.runs()[0].searches >= 4
+
+
+def test_search_that_cannot_be_stored_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = run_writer.write_search
+
+    def refuse(connection: Any, name: str, problem: Problem, *rest: Any) -> None:
+        if problem.id == problems(4)[3].id:
+            raise sqlite3.DataError("string or blob too big")
+        write(connection, name, problem, *rest)
+
+    monkeypatch.setattr(run_writer, "write_search", refuse)
+    plans, got = run(tmp_path / "a.db", count=6, concurrency=6), []
+    with pytest.raises(StoreError, match="too big"):
+        got += plans
+    got += plans
+    with open_store(tmp_path / "a.db") as store:
+        assert {plan.problem_id for plan in store.plans()} == {plan.problem_id for plan in got}
+    assert len(got) == 5
 
 
 def test_writes_between_the_queries_of_a_reader_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

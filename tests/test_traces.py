@@ -16,6 +16,7 @@ pytest.importorskip("pyarrow", reason="token traces need the extra 'data'")
 
 import torch
 from loopback import make_app, serving
+from search_worlds import talker
 
 import mas_gym
 import search
@@ -23,7 +24,8 @@ from mas_gym import ChatMessage
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError, StoreError
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import SamplingRequest, load_policy
-from mas_gym.policies.batch_queue import sample_all
+from mas_gym.policies.batch_queue import as_policy, sample_all
+from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
 from mas_gym.policies.local.decode import TOKEN_GRID
 from mas_gym.policies.openai_format import SEED_MASK, BadReply, parse_reply, payload
 from mas_gym.policies.per_agent import PerAgentPolicy
@@ -131,6 +133,26 @@ def test_full_disk_is_reported_and_written_traces_are_kept(policy: Any, tmp_path
     kept = Traces(tmp_path)
     assert written >= 4 and len(kept) >= written
     assert all(kept.find(seed) for seed in list(known)[: written // 2])
+
+
+def test_full_disk_leaves_a_recording_whole(tmp_path: Path) -> None:
+    import resource
+
+    file = tmp_path / "recording.jsonl"
+    recording = RecordingPolicy(talker(), file)
+    sample_all(recording, requests(3))
+    limit, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 100, limit[1]))
+        assert isinstance(sample_all(recording, requests(4))[-1], PolicyError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    replies = sample_all(recording, requests(6))
+    recording.close()
+    assert [reply.samples for reply in sample_all(as_policy(RecordedPolicy(file)), requests(6))] == [
+        reply.samples for reply in replies
+    ]
 
 
 def test_traces_reject_folders_without_traces_and_files_of_other_schemas(store: Path, tmp_path: Path) -> None:

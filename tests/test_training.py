@@ -453,9 +453,10 @@ def test_killed_training_resumes_with_the_same_result(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code, str(out), str(base)], env=environment, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    train(data, out, base=str(base), **QUICK)
+    again = train(data, out, base=str(base), **QUICK)
     resumed, whole = weights(out), weights(trained.folder)
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert again.history == trained.history and again.history
 
 
 def test_training_killed_at_its_start_restarts(

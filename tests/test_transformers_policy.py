@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -62,6 +63,40 @@ def request(size: int, seeds: tuple[int, ...] = (1, 2, 3), **changes: Any) -> Sa
 def requests(count: int) -> list[SamplingRequest]:
     varied: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_p": 1.0}, {"temperature": 0.0}, {"max_new_tokens": 5}]
     return [request(i % 29, tuple(range(10 * i, 10 * i + 1 + i % 4)), **varied[i % 4]) for i in range(count)]
+
+
+def test_request_with_broken_logits_fails_no_other(tmp_path: Path) -> None:
+    model, tokenizer = local_models.model("Llama", tie_word_embeddings=False), local_models.tokenizer()
+    broken, *words = local_models.WORDS
+    model.model.embed_tokens.weight.data[tokenizer.convert_tokens_to_ids(broken)] = math.nan
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = TransformersPolicy(tmp_path, device="cpu", max_batch=4, exact=False)
+    session = policy.open()
+    for place in range(40):
+        text = f"{words[place % len(words)]} " * (1 + 3 * (place % 5)) + (broken if place % 6 == 0 else "")
+        message = ChatMessage("user", text)
+        session.submit(place, SamplingRequest((message,), (place,), 40, 0.0, 1.0))
+    failed = set[int]()
+    while session.pending:
+        failed |= {place for place, reply in session.step() if isinstance(reply, PolicyError)}
+    session.close()
+    # The model may write the broken word, so that a request fails by itself.
+    alone = {place for place in failed if place % 6}
+    texts = [f"{words[place % len(words)]} " * (1 + 3 * (place % 5)) for place in sorted(alone)]
+    for place, text in zip(sorted(alone), texts, strict=True):
+        with pytest.raises(PolicyError, match="finite"):
+            policy.sample([SamplingRequest((ChatMessage("user", text),), (place,), 40, 0.0, 1.0)])
+    assert failed >= set(range(0, 40, 6))
+
+
+def test_weights_are_independent_of_later_changes_of_the_file(tmp_path: Path) -> None:
+    folder, other = local_models.save(tmp_path / "a"), tmp_path / "b"
+    policy = TransformersPolicy(folder, device="cpu", prefix_megabytes=0)
+    before = policy.sample(requests(4))
+    local_models.model("Llama", seed=9).save_pretrained(other)
+    shutil.copyfile(other / "model.safetensors", folder / "model.safetensors")
+    assert policy.sample(requests(4)) == before
 
 
 def forward_passes(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:

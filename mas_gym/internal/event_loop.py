@@ -43,9 +43,9 @@ def engine_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped; `sys.exit` in user code ends only the call, as any other exception does."""
+    """Run a loop until it is stopped; an exception that would end it, such as `sys.exit`, ends only the call."""
     while True:
-        with suppress(SystemExit):
+        with suppress(SystemExit, KeyboardInterrupt):
             return loop.run_forever()
 
 
@@ -111,13 +111,18 @@ def outside_loop(work: Callable[[], T]) -> T:
 
 
 def as_error(error: BaseException) -> Exception:
-    """Return an exception as an error: others, such as a library's panic, do not reach those that wait for them."""
-    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+    """Return an `Exception` as it is, and any other as the cause of a `RuntimeError`, which reaches those that wait."""
+    if isinstance(error, Exception):
+        return error
+    passed = RuntimeError(f"{type(error).__name__}: {error}")
+    passed.__cause__ = error
+    return passed
 
 
 def lock_of(part: object) -> threading.Lock:
     """Return the one lock of an object that is not thread-safe; keep the lock as long as the object is used."""
-    return _locks.setdefault(id(part), threading.Lock())
+    with _lock:
+        return _locks.setdefault(id(part), threading.Lock())
 
 
 async def without_requests() -> None:

@@ -149,7 +149,7 @@ class _Pool(Generic[JobT, Message]):
         """Forward messages until every process has ended."""
         while self._open:
             stopped = self.stop is not None
-            # Ctrl-C does not end a wait.
+            # Always with a limit, because Ctrl-C does not end a wait that has begun.
             ready = wait(list(self._open), _PATIENCE)
             if not ready and stopped:
                 return
@@ -246,7 +246,7 @@ def _work(pipe: Connection, prepare: Callable[[], JobRunner[JobT, Message]], env
         except (Exception, KeyboardInterrupt) as error:
             parent.send("ended", index, _portable(error))
         finally:
-            # The process ends anyway.
+            # An interrupt after the last message would end the process with an error.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

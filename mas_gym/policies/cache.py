@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -161,10 +162,14 @@ class _StoringPolicy(AsyncPolicy):
         self.stand_for(policy)
         self.hits = self.misses = 0
         self._table, self._one_by_one = table, one_by_one
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-samples")
+        self._begin()
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Return the reply to one request. Raises `mas_gym.errors.PolicyError`."""
+        if self._process != os.getpid():
+            # A forked child has none of its parent's threads, and must not use its parent's connection.
+            self._begin()
+            self._table.reopen()
         on_thread = partial(asyncio.get_running_loop().run_in_executor, self._thread)
         found = await on_thread(self._table.find, request)
         seeds = tuple(seed for seed, entry in zip(request.seeds, found, strict=True) if entry is None)
@@ -178,10 +183,22 @@ class _StoringPolicy(AsyncPolicy):
         tokens = reply.prompt_tokens // calls, reply.dropped_tokens // calls
         fresh = [_Entry(sample, *tokens) for sample in reply.samples]
         # It has been paid for, even if the search ends now.
-        await asyncio.shield(on_thread(self._table.add, missing, fresh))
-        rest = iter(fresh)
+        rest = iter(await asyncio.shield(on_thread(self._added, missing, fresh)))
         entries = [next(rest) if entry is None else entry for entry in found]
         return _reply(entries, self._one_by_one, reply.prompt_tokens - reply.cached_tokens)
+
+    def _begin(self) -> None:
+        self._process, self._thread = os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="mas-gym-samples")
+
+    def _added(self, request: SamplingRequest, fresh: Sequence[_Entry]) -> list[_Entry]:
+        """Add samples, and return what the table now has: another run may have added its samples first."""
+        self._table.add(request, fresh)
+        kept = zip(self._table.find(request), fresh, strict=True)
+        # Only a fresh sample has a trace.
+        return [
+            new if old is None or old.sample._replace(trace=new.sample.trace) == new.sample else old
+            for old, new in kept
+        ]
 
     def close(self) -> None:
         """Close the file; the policy cannot be used afterwards."""
@@ -287,21 +304,31 @@ class _SampleFile:
         return [self._records.get(sample_key(request, seed)) for seed in request.seeds]
 
     def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
-        lines = []
+        lines, records = [], dict[str, _Entry]()
         for seed, entry in zip(request.seeds, entries, strict=True):
             key = sample_key(request, seed)
-            if key not in self._records:
-                self._records[key] = entry
+            if key not in self._records and key not in records:
+                records[key] = entry
                 tokens = {"prompt_tokens": entry.prompt_tokens, "dropped_tokens": entry.dropped_tokens}
                 said = entry.sample._asdict()
                 del said["trace"]
                 lines.append({"key": key, "agent": request.agent, "seed": seed, **said, **tokens})
         self.append(lines)
+        self._records |= records
+
+    def reopen(self) -> None:
+        pass
 
     def append(self, lines: Sequence[JSONObject]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("ab") as stream:
-            stream.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        whole = self._file.stat().st_size if self._file.exists() else 0
+        try:
+            with self._file.open("ab") as stream:
+                stream.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        except OSError as error:
+            # Otherwise the next line would follow a part of this one.
+            os.truncate(self._file, whole)
+            raise PolicyError(f"{self._file}: cannot record: {error}; free some space") from error
 
     def close(self) -> None:
         pass
@@ -316,7 +343,7 @@ class _ResponseCache:
         self._address = None if own_identity(policy) is not None else self._addressed()
         # If one call returns all samples of a prompt, they belong together.
         self._whole = policy.independent_samples is False
-        self._database = _CACHE.connect(file, create=True)
+        self._databases = [_CACHE.connect(file, create=True)]
         self._warned = False
 
     def _addressed(self) -> str:
@@ -359,6 +386,14 @@ class _ResponseCache:
             if not self._warned:
                 self._warned = True
                 logger.warning("%s: replies are not cached: %s", self._file, error)
+
+    @property
+    def _database(self) -> sqlite3.Connection:
+        return self._databases[-1]
+
+    def reopen(self) -> None:
+        # The connection of the parent process is kept, because closing it would release the parent's locks.
+        self._databases.append(_CACHE.connect(self._file, create=True))
 
     def close(self) -> None:
         self._database.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from mas_gym.internal.event_loop import close_at_exit
@@ -42,23 +45,30 @@ class Connections:
             open_client: Returns a client with a separate connection pool.
         """
         self._open_client = open_client
-        self._pools: list[DefaultAsyncHttpxClient] = []
-        self._used: list[int] = []
+        # By event loop, because a forked child has another one, and must not use its parent's connections.
+        self._pools: dict[asyncio.AbstractEventLoop, list[_Pool]] = {}
 
     @contextmanager
     def one(self) -> Iterator[DefaultAsyncHttpxClient]:
         """Provide a client for one call."""
-        free = [i for i, used in enumerate(self._used) if used < POOL_SIZE]
+        pools = self._pools.setdefault(asyncio.get_running_loop(), [])
+        free = [pool for pool in pools if pool.used < POOL_SIZE]
         if free:
-            chosen = max(free, key=self._used.__getitem__)
+            chosen = max(free, key=attrgetter("used"))
         else:
-            chosen = len(self._pools)
-            client = self._open_client()
-            self._pools.append(client)
-            self._used.append(0)
-            close_at_exit(client.aclose)
-        self._used[chosen] += 1
+            chosen = _Pool(self._open_client())
+            pools.append(chosen)
+            close_at_exit(chosen.client.aclose)
+        chosen.used += 1
         try:
-            yield self._pools[chosen]
+            yield chosen.client
         finally:
-            self._used[chosen] -= 1
+            chosen.used -= 1
+
+
+@dataclass
+class _Pool:
+    """A client, and the number of its calls in progress."""
+
+    client: DefaultAsyncHttpxClient
+    used: int = 0

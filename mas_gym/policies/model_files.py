@@ -41,6 +41,12 @@ class ModelSource:
             paths = [*sorted(folder.iterdir()), *sorted(folder.glob("additional_chat_templates/*.jinja"))]
             self._files = tuple(_listed(path) for path in paths if path.suffix in SUFFIXES)
 
+    def check(self) -> None:
+        """Raise `PolicyError` if a listed file has been changed or removed since."""
+        for file in self._files or ():
+            if not file.path.is_file() or _listed(file.path) != file:
+                raise PolicyError(f"{file.path} changed after the model was loaded; load the model again")
+
     def identity(self) -> dict[str, str]:
         """Return a digest of the names and contents of the files, or a hub model's id and commit.
 
@@ -51,9 +57,7 @@ class ModelSource:
         """
         if self._files is None:
             return {"model": self._model, "commit": _commit(self._model)}
-        for file in self._files:
-            if not file.path.is_file() or _listed(file.path) != file:
-                raise PolicyError(f"{file.path} changed after the model was loaded; load the model again")
+        self.check()
         with ThreadPoolExecutor(_READERS) as pool:
             contents = pool.map(_content, self._files)
             names = "".join(f"{file.path.name}:{content}|" for file, content in zip(self._files, contents, strict=True))

@@ -204,7 +204,7 @@ class OpenAIPolicy(AsyncPolicy):
         self._count = _counter(self.options.tokenizer)
         self._cap = 10**9
         self._connections = Connections(self._open)
-        self._slots: asyncio.Semaphore | None = None
+        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self._hold_until = self._silent_until = 0.0
         self._answered = float("-inf")
         self._down = self._warned = False
@@ -397,8 +397,10 @@ class OpenAIPolicy(AsyncPolicy):
         Redirects are not followed: prompts and the API key are sent to the configured address only.
         """
         loop = asyncio.get_running_loop()
-        slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
-        async with slots:
+        if self._slots is None or self._slots[0] is not loop:
+            # A forked child has another event loop.
+            self._slots = loop, asyncio.Semaphore(self.max_concurrency)
+        async with self._slots[1]:
             # A Retry-After delays every call, not only the one that received it.
             while (wait := self._hold_until - loop.time()) > 0:
                 await asyncio.sleep(wait)

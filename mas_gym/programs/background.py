@@ -336,11 +336,12 @@ class Activity:
         if loop is not None and not waits:
             active.append(Busy("its event loop", self.loop_thread))
         busy = set(active) if len(active) > blocked + perhaps else set()
-        late = list(self._sleeps.values())
-        late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self.jobs]
-        if waits:
-            # Nothing arrives on an event loop that waits for a reply.
-            late = []
+        late = list[str]()
+        if not waits:
+            # Otherwise nothing arrives, because the event loop itself waits for a reply.
+            results = list(self._results.items())
+            late += self._sleeps.values()
+            late += [_RESULT for result, job in results if not result.done() and job not in self.jobs]
         busy.update(Busy(name, self.loop_thread) for name in late if name)
         transports = [connection() for connection in list(self._connections)]
         connected = any(transport is not None and not transport.is_closing() for transport in transports)

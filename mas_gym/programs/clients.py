@@ -122,7 +122,7 @@ def _response(reply: Reply) -> object:
 def _plain(gateway: Gateway, client: Any, named: JSONObject) -> tuple[Call, Execution] | None:
     """Return the call of a plain request; None if the request is not plain or must be rejected."""
     if (caller := CURRENT.get()) is not None and caller.over:
-        # Otherwise the error would be retried without end.
+        # A client may retry an error without end.
         raise ProgramStopped
     # Not an attribute: the client is a part of a reference cycle, which would keep the execution alive.
     execution = gateway.at(client.base_url.path)

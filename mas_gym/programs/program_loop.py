@@ -238,7 +238,7 @@ class Loop:
     def soon(self, work: Callable[..., object], *args: object, context: contextvars.Context | None = None) -> None:
         """Call a function on the loop, by default in no program's context; nothing happens if the loop is closed."""
         # The caller may be a program, which cannot cancel the tasks of others, and which this work is no part of.
-        self._inbox.append((context or contextvars.Context(), work, args))
+        self._inbox.append((contextvars.Context() if context is None else context, work, args))
         if not self._awake:
             # One wake-up serves many functions: each wake-up writes to a socket and releases the interpreter lock.
             self._awake = True

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from mas_gym.errors import ConfigError, CriticError, DataError, need
+from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, need
 from mas_gym.internal.json_types import JSONObject
 from mas_gym.internal.suggestions import choice
+from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
@@ -108,10 +109,14 @@ class LearnedCritic(ModelCritic):
 
         device, dtype = self._place()
         self._identity["dtype"] = dtype
+        files = folder_digest(self._folder)
         model, tokenizer, _ = load_folder(self._folder, dtype)
         model.to(device)
         self._encoder = Encoder(tokenizer, self.info.max_length, self.info.view)
-        files = folder_digest(self._folder)
+        try:
+            self._source.check()
+        except PolicyError as error:
+            raise DataError(str(error)) from error
         if self._identity.setdefault("files", files) != files:
             raise DataError(f"{self._folder} changed after the critic's identity was read; load the critic again")
         megabytes = prefix_cache_megabytes(model) if self._memory is None else self._memory
@@ -152,7 +157,8 @@ class LearnedCritic(ModelCritic):
     def _begin(self, folder: Path, force: bool, prefixes: bool) -> None:
         """Set up everything that does not depend on the model's device."""
         super().__init__()
-        self._folder = folder
+        # Listed before anything is read.
+        self._folder, self._source = folder, ModelSource(str(folder))
         self.made_for = "tiny" if folder.resolve().parent == _SHIPPED else ""
         info = read_info(folder)
         self.info: CriticInfo = info

@@ -249,7 +249,8 @@ def _run(
         calibrated = HeldOut(bundles(labeled, encoder, config.batch_size, config.max_tokens), *rest)
         metrics["points"] = point_metrics(calibrated.examples, calibrated.logits(model)[0])
     info = _info(config, data, learned, held, base, metrics, sum(bundle.tokens for bundle in found))
-    history = trainer.history
+    logged = trainer.state.log_history
+    history = [{"step": one["step"], **one["held_out"]} for one in logged if "held_out" in one]
     if trainer.is_world_process_zero():
         _save(model, tokenizer, out, info, data, history)
     trainer.accelerator.wait_for_everyone()

@@ -253,7 +253,6 @@ class CriticTrainer(Guarded):
         super().__init__(train_dataset=steps, eval_dataset=steps, data_collator=lambda items: items[0], **kwargs)
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
-        self.history: list[JSONObject] = []
 
     def _get_train_sampler(self, train_dataset: object = None) -> SequentialSampler:
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
@@ -287,11 +286,12 @@ class CriticTrainer(Guarded):
     ) -> dict[str, float]:
         """Measure the model on the held-out problems and log the metrics."""
         found = self.held_out.metrics(self.model, self.config)
-        self.history.append({"step": self.state.global_step, **found})
         flat = {f"{metric_key_prefix}_{k}": v for k, v in found.items() if isinstance(v, int | float)}
         for depth, part in found.get("accuracy_by_depth", {}).items():
             flat[f"{metric_key_prefix}_accuracy_depth_{depth}"] = part["mean"]
         self.log(flat)
+        # Here, because the state is part of each checkpoint.
+        self.state.log_history[-1]["held_out"] = found
         self.control: object = self.callback_handler.on_evaluate(self.args, self.state, self.control, flat)
         return flat
 

@@ -248,7 +248,6 @@ class ActorPool(Searcher):
         self._loading = set[asyncio.Task[None]]()
         self._changed = asyncio.Event()
         self._grants: list[Cost] = []
-        self._open = set[asyncio.Task[object]]()
         self._costs: dict[int, Costs] = {}
         self._finished = Usage()
         self._facts: tuple[JSONObject, JSONObject | None] | None = None
@@ -309,13 +308,9 @@ class ActorPool(Searcher):
         """
         granted = self._allowance.grant
         self._grants.append(granted)
-        task = asyncio.current_task()
-        assert task is not None
-        self._open.add(task)
         try:
             searched = await self._searched(problem)
         finally:
-            self._open.remove(task)
             self._grants.remove(granted)
         self._finished += searched.plan.usage
         if searched.plan.error is None:
@@ -350,8 +345,6 @@ class ActorPool(Searcher):
         super().stop(reason)
         self._failure = self._failure or DroppedError(f"the search was dropped: {self.stopped}")
         self._changed.set()
-        for task in self._open:
-            task.cancel()
 
     async def close(self) -> None:
         """Collect the cost of open searches, and end every actor."""
@@ -361,7 +354,7 @@ class ActorPool(Searcher):
             return
         try:
             with suppress(ray.exceptions.RayError):
-                asked = {member.actor.costs.remote(): member for member in self._members if member.loaded}
+                asked = {member.actor.costs.remote(): member for member in self._members if member.open}
                 for call, member in asked.items():
                     self._note(member, ray.get(call, timeout=_COSTS_SECONDS))
         finally:

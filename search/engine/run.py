@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import TypeVar
 from weakref import WeakSet
 
-from mas_gym.errors import DataError
+from mas_gym.errors import DataError, StoreError
 from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.internal.json_types import JSONMapping
 from mas_gym.tasks.base import Problem
@@ -131,31 +131,20 @@ class Run(Iterator[Plan]):
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         task = self._loop.create_task(work)
-        if asyncio._get_running_loop() is not None:
-            with ThreadPoolExecutor(1, "mas-gym-run") as thread:
-                done = thread.submit(self._loop.run_until_complete, task)
-                try:
-                    return done.result()
-                except BaseException:
-                    self._loop.call_soon_threadsafe(task.cancel)
-                    raise
-        try:
-            return self._loop.run_until_complete(task)
-        except BaseException:
-            # A task that has not ended must not go on beside the next one. One whose end has not stopped the loop yet
-            # would stop the next call.
-            if not task.cancel():
-                self._loop.call_soon(self._loop.stop)
-                self._loop.run_forever()
-            raise
+        if asyncio._get_running_loop() is None:
+            return _result(self._loop, task)
+        with ThreadPoolExecutor(1, "mas-gym-run") as thread:
+            done = thread.submit(_result, self._loop, task)
+            try:
+                return done.result()
+            except BaseException:
+                self._loop.call_soon_threadsafe(task.cancel)
+                raise
 
     async def _work(self) -> None:
         """Search until a plan is ready or no work is left."""
         if self._journal is None and self._open_journal is not None:
-            with suppress(DroppedError):
-                self._journal = await self._open_journal()
-            if self._journal is None:
-                return
+            self._journal = await self._open_journal()
         journal = self._journal
         assert journal is not None
         scheduler = self._scheduler
@@ -164,7 +153,9 @@ class Run(Iterator[Plan]):
             if self._ready:
                 # A stored search needs no wait.
                 break
-            waits = [seconds for seconds in (journal.patience, scheduler.seconds_left) if seconds is not None]
+            # Once the run's time is up, remote searches go on to their end.
+            limit = None if scheduler.closed else scheduler.seconds_left
+            waits = [seconds for seconds in (journal.patience, limit) if seconds is not None]
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(waits, default=None)):
                     await self._changed.wait()
@@ -234,9 +225,9 @@ class Run(Iterator[Plan]):
                 ended.append(task.result())
             elif not isinstance(error, DroppedError | asyncio.CancelledError):
                 failed = failed or error
+        for search in journal.written(ended):
+            self._ready.append((search.plan, search.failure))
         if ended:
-            journal.ended(ended)
-            self._ready += [(search.plan, search.failure) for search in ended]
             journal.update(self._scheduler.usage, len(self._open))
         return failed
 
@@ -257,9 +248,6 @@ class Run(Iterator[Plan]):
             # It may have ended since.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._changed.set)
-                if self._journal is None:
-                    # Actors may take minutes to load.
-                    self._loop.call_soon_threadsafe(self._scheduler.stop, reason)
 
     def close(self) -> None:
         """Drop open searches and release the engines and the store; safe to call twice."""
@@ -312,6 +300,19 @@ class Run(Iterator[Plan]):
                 self.close()
             finally:
                 self._turning.release()
+
+
+def _result(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
+    """Run a loop until a task has ended."""
+    try:
+        return loop.run_until_complete(task)
+    except BaseException:
+        # A task that has not ended must not go on beside the next one. One whose end has not stopped the loop yet
+        # would stop the next call.
+        if not task.cancel():
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        raise
 
 
 def _set(changed: asyncio.Event, task: object) -> None:
@@ -378,15 +379,25 @@ class Journal:
             self._count(stored, fresh=False)
         return stored
 
-    def ended(self, searches: Sequence[Searched]) -> None:
-        """Record searches that have just ended."""
+    def written(self, searches: Sequence[Searched]) -> Iterator[Searched]:
+        """Record searches that have just ended, and yield each that is written. Raises `StoreError` at the end."""
         # Store first, so that no finished search is lost if the program ends next.
-        if self._writer is not None:
+        if self._writer is not None and searches:
             cost = sum((search.plan.usage for search in searches), Usage())
-            self._writer.save((search[:3] for search in searches), cost)
+            try:
+                self._writer.save((search[:3] for search in searches), cost)
+            except StoreError as error:
+                if len(searches) == 1:
+                    raise
+                # One of them cannot be stored.
+                for search in searches:
+                    with suppress(StoreError):
+                        yield from self.written([search])
+                raise error
             self._saved += cost
         for search in searches:
             self._count(search.plan, fresh=True)
+            yield search
 
     def _count(self, plan: Plan, fresh: bool) -> None:
         now = self._progress

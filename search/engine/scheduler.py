@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.critics import Critic, Scores, ScoringContext, score_batch, scores_of
 from mas_gym.errors import EngineUnavailableError, PolicyError, SearchError
-from mas_gym.internal.event_loop import Threads, lock_of, on_engine_loop, outside_loop, settle, without_requests
+from mas_gym.internal.event_loop import Threads, on_engine_loop, outside_loop, settle, without_requests
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.tasks.base import Problem
 from search.costs import Allowance, Budget, Cost, Usage
@@ -192,8 +192,6 @@ class Scheduler(Searcher):
         self._to_score: Unscored = {}
         self._scoring: asyncio.Task[None] | None = None
         self._critic_thread = Threads("mas-gym-critic")
-        # The thread of an earlier run may still use the critic.
-        self._critic_lock = lock_of(setup.critic)
         self._graders: dict[int, Threads] = {}
         self._open: dict[ActiveSearch, _Entry] = {}
         self._held: dict[ActiveSearch, tuple[int, asyncio.Future[None]]] = {}
@@ -267,7 +265,7 @@ class Scheduler(Searcher):
         try:
             plan = await search.run()
         except asyncio.CancelledError:
-            # Nobody would retrieve the error of a search that its caller has cancelled, too.
+            # One request to cancel is that of `_end`; with another, the caller has left and does not get the error.
             if search in self._ends and self._open[search].task.cancelling() == 1:
                 raise self._ends[search] from None
             raise
@@ -397,17 +395,13 @@ class Scheduler(Searcher):
             if not self._to_score or not (hurry or sum(map(len, self._to_score.values())) >= critic.max_batch):
                 return
             batch = self._next_batch(critic.max_batch)
-            score = partial(self._score_batch, critic, batch)
+            score = partial(score_batch, critic, batch)
             try:
                 outcomes = await self._critic_thread.run(score) if critic.concurrent else outside_loop(score)
             except Exception as error:
                 outcomes = [(future, error) for future in batch]
             for future, outcome in outcomes:
                 settle(future, outcome)
-
-    def _score_batch(self, critic: Critic, batch: Unscored) -> list[tuple[asyncio.Future[Scores], Scores | Exception]]:
-        with self._critic_lock:
-            return score_batch(critic, batch)
 
     def _next_batch(self, most: int) -> Unscored:
         """Take the states of the first searches that wait, ``most`` states unless one search has more."""

@@ -283,7 +283,6 @@ class _Front:
         finally:
             if not finished:
                 self.counts["cancelled_searches"] += 1
-            running.future.cancel()
             search.cancel()
 
     def _count(self, plan: Plan) -> None:

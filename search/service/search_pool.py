@@ -194,8 +194,7 @@ class SearchPool:
     def _ended(self, future: Future[Searched]) -> None:
         """Log a finished search and queue its answer for grading; runs on the scheduler's thread."""
         if not future.cancelled() and future.exception() is None:
-            search = future.result()
-            self._journal.ended([search])
+            [search] = self._journal.written([future.result()])
             problem, plan = search.problem, search.plan
             if self.grades is not None and plan.best is not None:
                 text = plan.best.text if plan.best.state.recipients else ""

@@ -102,9 +102,9 @@ class Store:
         found: list[RunInfo] = []
         self.damaged = []
         with explained(self.path):
-            # In this order: another process may begin a run between the two.
-            held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
-            listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
+            with transaction(self._connection, "DEFERRED"):
+                held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
+                listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
             for run in listed:
                 try:
                     with snapshot(self._connection):

@@ -416,6 +416,10 @@ class Decoder:
             job.missing -= 1
             if job.missing == 0:
                 done.append(job)
+        if broken := [row for row, reason in finished if reason == "error"]:
+            # A mask does not hide values that are not finite from the next sequence in the row.
+            for layer in self._slots.layers:
+                layer.keys[broken] = layer.values[broken] = 0
         moves = self._slots.drop([row for row, _ in finished])
         for source, target in moves:
             self._running[target] = self._running[source]

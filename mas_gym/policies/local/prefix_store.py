@@ -78,11 +78,12 @@ class PrefixStore:
         for key in _keys(entry.tokens):
             self._owners[key] = entry
         while self._held > self._budget:
-            _, old = self._entries.popitem(last=False)
-            self._held -= old.size
+            old = next(iter(self._entries.values()))
             for key in _keys(old.tokens):
                 if self._owners.get(key) is old:
                     del self._owners[key]
+            # Last, because each owner must be an entry, even after an interrupt.
+            self._held -= self._entries.pop(id(old)).size
 
 
 def _keys(tokens: list[int]) -> Iterator[int]:

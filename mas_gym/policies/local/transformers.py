@@ -244,7 +244,11 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[PreTrainedM
             dtype = "bfloat16" if stored == torch.bfloat16 and fast_bfloat16() else "float32"
         lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype, use_safetensors=True, **options)
         context_window(lm), _end_tokens(lm, tokenizer)
-        return lm.to(device).eval().requires_grad_(False), tokenizer
+        lm = lm.to(device).eval().requires_grad_(False)
+        for parameter in lm.parameters() if device == "cpu" else ():
+            # Otherwise the weights stay mapped to the file, and change when it is overwritten.
+            parameter.data = parameter.data.clone()
+        return lm, tokenizer
     except BaseException as error:
         # The tokenizers library panics on some broken files; the panic is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
