@@ -537,14 +537,17 @@ def test_calls_share_connections_and_open_more_on_demand() -> None:
         opened.append(Client())
         return opened[-1]
 
-    connections = Connections(open_client)
-    for _ in range(3):
+    async def use() -> None:
+        connections = Connections(open_client)
+        for _ in range(3):
+            with connections.one() as client:
+                assert client is opened[0]
+        with contextlib.ExitStack() as stack:
+            lent = [stack.enter_context(connections.one()) for _ in range(2 * POOL_SIZE + 1)]
+            assert [lent.count(client) for client in opened] == [POOL_SIZE, POOL_SIZE, 1]
+            with pytest.raises(ValueError), connections.one():
+                raise ValueError
         with connections.one() as client:
-            assert client is opened[0]
-    with contextlib.ExitStack() as stack:
-        lent = [stack.enter_context(connections.one()) for _ in range(2 * POOL_SIZE + 1)]
-        assert [lent.count(client) for client in opened] == [POOL_SIZE, POOL_SIZE, 1]
-        with pytest.raises(ValueError), connections.one():
-            raise ValueError
-    with connections.one() as client:
-        assert client is opened[0] and len(opened) == 3
+            assert client is opened[0] and len(opened) == 3
+
+    asyncio.run(use())
