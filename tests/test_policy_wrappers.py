@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,28 @@ class TestPerAgent:
             load_policy({"*": ScriptedPolicy(say)}, max_batch=3)
         with pytest.raises(UnknownNameError):
             load_policy({"*": "nonsense:x"})
+
+
+def test_wrappers_of_a_policy_on_two_threads_do_not_call_it_at_once() -> None:
+    class Alone(ScriptedPolicy):
+        inside = most = 0
+
+        def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            time.sleep(0.002)
+            self.inside -= 1
+            return super().sample(requests)
+
+    policy = Alone(say)
+    threads = [
+        threading.Thread(target=lambda: [ask(as_policy(policy), [request(i)]) for i in range(20)]) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert policy.most == 1
 
 
 class TestCache:

@@ -373,7 +373,7 @@ def test_writes_between_the_queries_of_a_reader_are_no_damage(tmp_path: Path, mo
     list(run(path, count=3))
 
     class Slow:
-        """A connection during whose query of a run's number of searches another process stores more of them."""
+        """A connection; another process stores searches just before it reads a run's number of searches."""
 
         def __init__(self, connection: Any) -> None:
             self.connection = connection

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -24,7 +23,6 @@ The requests that follow from a reply arrive within 5 turns, or within 16 if a c
 _SHUTDOWN_SECONDS = 20.0
 _lock = threading.Lock()
 _running: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
-_locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 _closers: list[Callable[[], Awaitable[None]]] = []
 _before: list[Callable[[], None]] = []
 
@@ -68,7 +66,7 @@ def from_thread(work: Coroutine[object, object, T]) -> T:
     try:
         return running.result()
     finally:
-        # After Ctrl-C, nobody waits for the result.
+        # If Ctrl-C ended the wait, the work must stop too; a finished future ignores this.
         running.cancel()
 
 
@@ -111,18 +109,12 @@ def outside_loop(work: Callable[[], T]) -> T:
 
 
 def as_error(error: BaseException) -> Exception:
-    """Return an `Exception` as it is, and any other as the cause of a `RuntimeError`, which reaches those that wait."""
+    """Convert any other `BaseException` to a `RuntimeError`, because asyncio does not pass it on through futures."""
     if isinstance(error, Exception):
         return error
     passed = RuntimeError(f"{type(error).__name__}: {error}")
     passed.__cause__ = error
     return passed
-
-
-def lock_of(part: object) -> threading.Lock:
-    """Return the one lock of an object that is not thread-safe; keep the lock as long as the object is used."""
-    with _lock:
-        return _locks.setdefault(id(part), threading.Lock())
 
 
 async def without_requests() -> None:

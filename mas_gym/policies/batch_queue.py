@@ -14,19 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.internal.adapter import Adapter, describe_type, has_method, wrapped_part
-from mas_gym.internal.event_loop import (
-    BATCH_TURNS,
-    Threads,
-    from_thread,
-    lock_of,
-    on_engine_thread,
-    outside_loop,
-    settle,
-)
+from mas_gym.internal.event_loop import BATCH_TURNS, Threads, from_thread, on_engine_thread, outside_loop, settle
 from mas_gym.policies.base import (
     AsyncPolicy,
     Choice,
@@ -45,6 +37,16 @@ _QUEUE_FACTOR = 4
 
 Choosing = tuple[Sequence[ChatMessage], tuple[str, ...]]
 """A prompt, and the words of which one begins the reply."""
+
+
+_locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
+_new_lock = threading.Lock()
+
+
+def _lock_of(part: object) -> threading.Lock:
+    """Return the lock of a batch policy, which is not thread-safe; all its wrappers share one lock."""
+    with _new_lock:
+        return _locks.setdefault(id(part), threading.Lock())
 
 
 def as_policy(part: object) -> AsyncPolicy:
@@ -129,7 +131,7 @@ class BatchedPolicy(_Adapted):
         """Wrap an object with ``sample(requests)`` and, for a `StreamingPolicy`, ``open()``."""
         super().__init__(part, Policy)
         self.local_batch, self.max_concurrency = self.max_batch, _QUEUE_FACTOR * self.max_batch
-        self._lock = lock_of(part)
+        self._lock = _lock_of(part)
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:

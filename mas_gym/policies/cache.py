@@ -194,7 +194,7 @@ class _StoringPolicy(AsyncPolicy):
         """Add samples, and return what the table now has: another run may have added its samples first."""
         self._table.add(request, fresh)
         kept = zip(self._table.find(request), fresh, strict=True)
-        # Only a fresh sample has a trace.
+        # Stored samples have no trace, so an equal fresh sample is returned with its trace.
         return [
             new if old is None or old.sample._replace(trace=new.sample.trace) == new.sample else old
             for old, new in kept

@@ -156,7 +156,7 @@ class IdleMonitor(ABC):
         threads = any(execution.activity.jobs or Origin.LOOP in execution.origins for execution in executions)
         frames = sys._current_frames() if threads else {}
         for execution in executions:
-            # Removed first, because a call that arrives meanwhile adds a check of its own, which must remain.
+            # Removed before the check, because a call during the check adds a new entry, which must not be removed.
             watch = self._watched.pop(execution, None)
             if watch is None:
                 continue

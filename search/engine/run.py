@@ -307,8 +307,8 @@ def _result(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
     try:
         return loop.run_until_complete(task)
     except BaseException:
-        # A task that has not ended must not go on beside the next one. One whose end has not stopped the loop yet
-        # would stop the next call.
+        # Cancel an unfinished task, so that it does not run during the next call. A finished task has scheduled a stop
+        # of the loop; run it now, or it stops the loop during the next call.
         if not task.cancel():
             loop.call_soon(loop.stop)
             loop.run_forever()
